@@ -8,6 +8,7 @@
     ├── CapacityError           no room now; `retry_after` seconds
     ├── SandboxGone             the sandbox has ended; `reason` says why
     ├── CommandFailed           `check=True` and the command did not exit with 0; carries `result`
+    ├── LimitExceeded           what a sandbox holds goes past what the caller is ready to take; `limit` names it
     ├── Unsupported             this tier, kernel or version can't do it; the message names the way out
     ├── BuildFailed             an environment or image could not be built; carries the whole `log`
     └── PlatformError           Shoal or the machine failed, not the code in the sandbox
@@ -92,6 +93,16 @@ class CommandFailed(ShoalError):
         tail = result.stderr[-2000:].strip()
         super().__init__(f"command ended with {how}" + (f": {tail}" if tail else ""))
         self.result = result
+
+
+class LimitExceeded(ShoalError):
+    """What a sandbox holds or sends is more than its caller takes. `limit` is the number that was passed."""
+
+    code = "limit_exceeded"
+
+    def __init__(self, what: str, limit: int) -> None:
+        super().__init__(f"{what}: more than {limit}")
+        self.limit = limit
 
 
 class Unsupported(ShoalError):

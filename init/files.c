@@ -1,0 +1,241 @@
+/* File operations, as the caller's user, in the sandbox's own root. Each runs in a process of its own: input comes on
+ * descriptor 0, output goes to 1 with the same flow control as a command's, the errno is the exit code.
+ *
+ * An entry of LIST and STAT:  u32 mode | u32 uid | u32 gid | u64 size | u64 mtime ns | u32 n, path | u32 m, link target */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "init.h"
+
+enum { CHUNK = 64 << 10 };
+static char chunk[CHUNK];
+
+/* A file being written aside, to be removed when the operation fails. */
+static struct {
+    int dir;
+    const char *name;
+} unfinished;
+
+_Noreturn static void finish(int error) {
+    if (error && unfinished.name) unlinkat(unfinished.dir, unfinished.name, 0);
+    _exit(error & 0xff);
+}
+
+static void check(bool good) {
+    if (!good) finish(errno);
+}
+
+/* ---- reading and writing --------------------------------------------------------------------- */
+
+/* O_NONBLOCK so that a FIFO without a writer is an error at once and not a wait for ever. */
+static int open_regular(const char *path, int flags) {
+    int fd = open(path, flags | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    check(fd >= 0);
+    struct stat st;
+    check(!fstat(fd, &st));
+    if (S_ISDIR(st.st_mode)) finish(EISDIR);
+    if (!S_ISREG(st.st_mode)) finish(EINVAL);
+    return fd;
+}
+
+static void copy(int from, int to) {
+    for (ssize_t got; (got = read(from, chunk, CHUNK));) {
+        if (got < 0 && errno == EINTR) continue;
+        check(got > 0 && !write_all(to, chunk, (size_t)got));
+    }
+}
+
+/* Input is framed, u32 length then bytes and a final 0, so that a caller who dies half-way publishes nothing. */
+static void copy_input(int to) {
+    for (;;) {
+        uint8_t header[4];
+        for (size_t have = 0; have < 4;) {
+            ssize_t got = read(0, header + have, 4 - have);
+            if (got == 0) finish(ECANCELED);
+            check(got > 0);
+            have += (size_t)got;
+        }
+        size_t left = get_u32(header);
+        if (!left) return;
+        while (left) {
+            ssize_t got = read(0, chunk, left < CHUNK ? left : CHUNK);
+            if (got == 0) finish(ECANCELED);
+            check(got > 0 && !write_all(to, chunk, (size_t)got));
+            left -= (size_t)got;
+        }
+    }
+}
+
+static void make_parents(const char *path) {
+    char *copy_of = strdup(path);
+    check(copy_of != NULL);
+    for (char *at = copy_of + 1; *at; at++) {
+        if (*at != '/') continue;
+        *at = 0;
+        check(!mkdir(copy_of, 0755) || errno == EEXIST);
+        *at = '/';
+    }
+    free(copy_of);
+}
+
+static int parent_directory(const char *path, const char **name) {
+    const char *slash = strrchr(path, '/');
+    if (!slash) {
+        *name = path;
+        return AT_FDCWD;
+    }
+    *name = slash + 1;
+    char *parent = strndup(path, slash == path ? 1 : (size_t)(slash - path));
+    check(parent != NULL);
+    int fd = open(parent, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    check(fd >= 0);
+    free(parent);
+    return fd;
+}
+
+/* Written aside and renamed over. An existing file keeps its mode and owner; a symlink is written through, as an editor
+ * would, to what it points to. */
+static void write_file_atomically(const char *path, mode_t mode) {
+    char target[PATH_MAX];
+    struct stat old;
+    bool exists = !stat(path, &old);
+    check(exists || errno == ENOENT);
+    if (exists && S_ISDIR(old.st_mode)) finish(EISDIR);
+    if (exists && !S_ISREG(old.st_mode)) finish(EINVAL);
+    if (exists) check(realpath(path, target) != NULL);
+    else snprintf(target, sizeof target, "%s", path);
+    if (!exists) make_parents(target);
+    const char *name;
+    int dir = parent_directory(target, &name);
+    if (!*name) finish(EISDIR);
+    uint64_t random;
+    check(getrandom(&random, sizeof random, 0) == sizeof random);
+    char aside[32];
+    snprintf(aside, sizeof aside, ".shoal-%016llx", (unsigned long long)random);
+    int fd = openat(dir, aside, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    check(fd >= 0);
+    unfinished.dir = dir;
+    unfinished.name = aside;
+    copy_input(fd);
+    check(!exists || !fchown(fd, old.st_uid, old.st_gid) || errno == EPERM);
+    check(!fchmod(fd, mode != (mode_t)-1 ? mode : exists ? old.st_mode & 07777 : 0644));
+    check(!renameat(dir, aside, dir, name));
+    finish(0);
+}
+
+static void append(const char *path) {
+    make_parents(path);
+    int fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0644);
+    check(fd >= 0);
+    struct stat st;
+    check(!fstat(fd, &st));
+    if (!S_ISREG(st.st_mode)) finish(S_ISDIR(st.st_mode) ? EISDIR : EINVAL);
+    copy_input(fd);
+    finish(0);
+}
+
+/* ---- directories ----------------------------------------------------------------------------- */
+
+static void put_entry(int at, const char *name, const char *path, const struct stat *st) {
+    char link[PATH_MAX];
+    ssize_t target = S_ISLNK(st->st_mode) ? readlinkat(at, name, link, sizeof link) : 0;
+    if (target < 0) target = 0;
+    size_t length = strlen(path);
+    uint8_t head[32], count[4];
+    put_u32(head, st->st_mode);
+    put_u32(head + 4, st->st_uid);
+    put_u32(head + 8, st->st_gid);
+    put_u64(head + 12, (uint64_t)st->st_size);
+    put_u64(head + 20, (uint64_t)st->st_mtim.tv_sec * 1000000000u + (uint64_t)st->st_mtim.tv_nsec);
+    put_u32(head + 28, (uint32_t)length);
+    put_u32(count, (uint32_t)target);
+    check(fwrite(head, 1, 32, stdout) == 32 && fwrite(path, 1, length, stdout) == length &&
+          fwrite(count, 1, 4, stdout) == 4 && fwrite(link, 1, (size_t)target, stdout) == (size_t)target);
+}
+
+static bool is_dot(const char *name) { return !strcmp(name, ".") || !strcmp(name, ".."); }
+
+/* An entry that vanishes while we walk is no error: the sandbox goes on living. */
+static void list(int fd, const char *below, int64_t depth) {
+    DIR *directory = fdopendir(fd);
+    check(directory != NULL);
+    for (struct dirent *entry; (entry = readdir(directory));) {
+        struct stat st;
+        if (is_dot(entry->d_name) || fstatat(fd, entry->d_name, &st, AT_SYMLINK_NOFOLLOW)) continue;
+        char path[PATH_MAX * 2];
+        int length = snprintf(path, sizeof path, "%s%s", below, entry->d_name);
+        if (length < 0 || (size_t)length >= sizeof path - 1) finish(ENAMETOOLONG);
+        put_entry(fd, entry->d_name, path, &st);
+        if (!S_ISDIR(st.st_mode) || depth <= 1) continue;
+        int child = openat(fd, entry->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        if (child < 0) continue;
+        memcpy(path + length, "/", 2);
+        list(child, path, depth - 1);
+    }
+    closedir(directory);
+}
+
+static int remove_below(int parent, const char *name) {
+    if (!unlinkat(parent, name, 0)) return 0;
+    if (errno != EISDIR && errno != EPERM) return errno;
+    int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0) return errno;
+    DIR *directory = fdopendir(fd);
+    int error = directory ? 0 : errno;
+    for (struct dirent *entry; directory && !error && (entry = readdir(directory));)
+        if (!is_dot(entry->d_name)) error = remove_below(fd, entry->d_name);
+    if (directory) closedir(directory);
+    return error ? error : unlinkat(parent, name, AT_REMOVEDIR) ? errno : 0;
+}
+
+static void remove_path(const char *path) {
+    const char *name;
+    int parent = parent_directory(path, &name);
+    if (!*name || is_dot(name)) finish(EBUSY);
+    finish(remove_below(parent, name));
+}
+
+static void make_directory(const char *path, mode_t mode) {
+    make_parents(path);
+    if (!mkdir(path, mode)) finish(chmod(path, mode) ? errno : 0);
+    struct stat st;
+    check(errno == EEXIST && !stat(path, &st));
+    finish(S_ISDIR(st.st_mode) ? 0 : ENOTDIR);
+}
+
+_Noreturn void file_operation(const struct request *q) {
+    const char *path = q->argv[0];
+    struct stat st;
+    switch (q->operation) {
+    case FILE_READ: copy(open_regular(path, O_RDONLY), 1); break;
+    case FILE_WRITE: write_file_atomically(path, (mode_t)q->number); break;
+    case FILE_APPEND: append(path); break;
+    case FILE_STAT:
+        check(!lstat(path, &st));
+        put_entry(AT_FDCWD, path, path, &st);
+        break;
+    case FILE_LIST: {
+        int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        check(fd >= 0);
+        list(fd, "", q->number);
+        break;
+    }
+    case FILE_MKDIR: make_directory(path, (mode_t)q->number); break;
+    case FILE_REMOVE: remove_path(path); break;
+    case FILE_RENAME:
+        if (!q->argv[1]) finish(EINVAL);
+        finish(rename(path, q->argv[1]) ? errno : 0);
+    default: finish(ENOSYS);
+    }
+    check(!fflush(stdout));
+    finish(0);
+}

@@ -1,0 +1,484 @@
+/* PID 1 of a sandbox: one loop that starts commands, moves their bytes, reaps, and never ends by an error of theirs. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "init.h"
+
+/* Output is read from commands only while less than this waits for the node. */
+enum { BACKLOG_MAX = 512 << 10, COMMANDS_MAX = 4096 };
+
+struct command;
+struct source { /* what an epoll event points to */
+    enum { CHANNEL, SIGNALS, INPUT, OUTPUT } kind;
+    int stream; /* 1 or 2, of OUTPUT */
+    struct command *command;
+};
+
+struct stream {
+    int fd;
+    bool watched;
+    uint32_t credit;   /* bytes the node is ready to take */
+    int64_t remaining; /* after the command's end: bytes that were in the pipe then; -1 before */
+    struct source source;
+};
+
+struct command {
+    uint32_t id;
+    struct child child;
+    struct stream out[2]; /* stdout, stderr */
+    struct source input;
+    struct buffer pending; /* for its stdin */
+    bool close_input, input_watched;
+    uint64_t started;
+    uint32_t oom_before;
+    bool ended; /* reaped; its output may still be on the way */
+    bool told;  /* EXIT was sent; kept only while background children hold its pipes */
+    int status;
+    struct rusage usage;
+    uint64_t duration, cpu;
+    struct command *next;
+};
+
+static struct {
+    struct inside in;
+    int epoll, signals;
+    struct source channel_source, signal_source;
+    struct buffer input, output;
+    uint32_t sent;
+    bool channel_writable_watched, stalled;
+    struct command *commands;
+    size_t count;
+} self;
+
+/* ---- frames to the node ---------------------------------------------------------------------- */
+
+static void watch(int operation, int fd, uint32_t events, struct source *source) {
+    struct epoll_event event = {.events = events, .data.ptr = source};
+    epoll_ctl(self.epoll, operation, fd, &event);
+}
+
+/* Embedded: a sandbox ends with its node. Everything in this PID namespace dies with us. */
+_Noreturn static void node_is_gone(void) { _exit(0); }
+
+static void flush_output(void) {
+    while (buffer_length(&self.output)) {
+        ssize_t done = send(self.in.channel, self.output.data + self.output.start, buffer_length(&self.output), MSG_NOSIGNAL);
+        if (done < 0 && errno == EINTR) continue;
+        if (done < 0 && errno != EAGAIN) node_is_gone();
+        if (done < 0) break;
+        buffer_consume(&self.output, (size_t)done);
+    }
+    bool wanted = buffer_length(&self.output) > 0;
+    if (wanted == self.channel_writable_watched) return;
+    self.channel_writable_watched = wanted;
+    watch(EPOLL_CTL_MOD, self.in.channel, EPOLLIN | (wanted ? EPOLLOUT : 0u), &self.channel_source);
+}
+
+static void seal_frame(uint8_t *at, enum frame_kind kind, int stream, uint32_t id, size_t length) {
+    struct frame f = {(uint32_t)length, (uint8_t)kind, (uint8_t)stream, id, self.sent++};
+    frame_encode(&f, at);
+    self.output.end += FRAME_HEADER + length;
+}
+
+static void send_frame(enum frame_kind kind, uint32_t id, const void *payload, size_t length) {
+    uint8_t *at = buffer_reserve(&self.output, FRAME_HEADER + length);
+    if (length) memcpy(at + FRAME_HEADER, payload, length);
+    seal_frame(at, kind, 0, id, length);
+}
+
+static void send_pair(enum frame_kind kind, uint32_t id, uint32_t first, uint32_t second) {
+    uint8_t payload[8];
+    put_u32(payload, first);
+    put_u32(payload + 4, second);
+    send_frame(kind, id, payload, sizeof payload);
+}
+
+/* ---- a command's output ---------------------------------------------------------------------- */
+
+static void watch_stream(struct stream *s, bool wanted) {
+    if (s->fd < 0 || s->watched == wanted) return;
+    s->watched = wanted;
+    watch(wanted ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, s->fd, EPOLLIN, &s->source);
+}
+
+static void close_stream(struct stream *s) {
+    if (s->fd < 0) return;
+    watch_stream(s, false);
+    close(s->fd);
+    s->fd = -1;
+}
+
+static bool drained(const struct stream *s) { return s->fd < 0 || s->remaining == 0; }
+
+static void close_input(struct command *c) {
+    if (c->child.in < 0) return;
+    if (c->input_watched) watch(EPOLL_CTL_DEL, c->child.in, 0, NULL);
+    c->input_watched = false;
+    close(c->child.in);
+    c->child.in = -1;
+    free(c->pending.data);
+    c->pending = (struct buffer){0};
+}
+
+static void forget(struct command *c) {
+    struct command **at = &self.commands;
+    while (*at != c) at = &(*at)->next;
+    *at = c->next;
+    self.count--;
+    free(c);
+}
+
+/* Tells the node once the command is dead and what it had written is on its way. Background children may hold the pipes
+ * for ever; they are read on and thrown away, so that writing does not kill them. */
+static void conclude(struct command *c) {
+    if (!c->ended) return;
+    if (!c->told && drained(&c->out[0]) && drained(&c->out[1])) {
+        uint8_t payload[32];
+        put_u32(payload, (uint32_t)c->status);
+        put_u32(payload + 4, oom_kills(&self.in) - c->oom_before);
+        put_u64(payload + 8, c->duration);
+        put_u64(payload + 16, c->cpu);
+        put_u64(payload + 24, (uint64_t)c->usage.ru_maxrss * 1024);
+        send_frame(FRAME_EXIT, c->id, payload, sizeof payload);
+        c->told = true;
+        cgroup_release(&c->child);
+        for (int i = 0; i < 2; i++) watch_stream(&c->out[i], true);
+    }
+    if (c->told && c->out[0].fd < 0 && c->out[1].fd < 0) forget(c);
+}
+
+static void discard(struct stream *s) {
+    static char nothing[FRAME_DATA_MAX];
+    ssize_t got = read(s->fd, nothing, sizeof nothing);
+    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) close_stream(s);
+}
+
+static size_t readable(const struct stream *s) {
+    size_t most = FRAME_DATA_MAX;
+    if (s->credit < most) most = s->credit;
+    if (s->remaining >= 0 && (uint64_t)s->remaining < most) most = (size_t)s->remaining;
+    return most;
+}
+
+static void pump(struct stream *s) {
+    struct command *c = s->source.command;
+    if (s->fd < 0) return;
+    if (c->told) {
+        discard(s);
+        return;
+    }
+    size_t most = readable(s);
+    if (!most || buffer_length(&self.output) > BACKLOG_MAX) {
+        self.stalled |= most > 0;
+        watch_stream(s, false);
+        return;
+    }
+    uint8_t *at = buffer_reserve(&self.output, FRAME_HEADER + most);
+    ssize_t got = read(s->fd, at + FRAME_HEADER, most);
+    if (got > 0) {
+        seal_frame(at, FRAME_OUTPUT, s->source.stream, c->id, (size_t)got);
+        s->credit -= (uint32_t)got;
+        if (s->remaining > 0) s->remaining -= got;
+    } else if (got == 0 || (errno != EAGAIN && errno != EINTR)) {
+        close_stream(s); /* EIO is the end of a terminal */
+    } else if (s->remaining > 0) {
+        s->remaining = 0; /* somebody else took it */
+    }
+}
+
+/* Reads what is left of a command that has ended, as far as the node has room for it. */
+static void drain(struct command *c) {
+    for (int i = 0; i < 2; i++) {
+        struct stream *s = &c->out[i];
+        while (!c->told && !drained(s) && s->credit && buffer_length(&self.output) <= BACKLOG_MAX) pump(s);
+    }
+    conclude(c);
+}
+
+/* Streams that waited for room in the channel may go on. */
+static void resume_streams(void) {
+    if (!self.stalled || buffer_length(&self.output) > BACKLOG_MAX / 2) return;
+    self.stalled = false;
+    for (struct command *c = self.commands; c; c = c->next)
+        for (int i = 0; i < 2; i++) watch_stream(&c->out[i], c->out[i].credit > 0 || c->told);
+}
+
+/* ---- a command's input ----------------------------------------------------------------------- */
+
+static void feed(struct command *c) {
+    size_t taken = 0;
+    while (c->child.in >= 0 && buffer_length(&c->pending)) {
+        ssize_t done = write(c->child.in, c->pending.data + c->pending.start, buffer_length(&c->pending));
+        if (done < 0 && errno == EINTR) continue;
+        if (done < 0 && errno == EAGAIN) break;
+        if (done < 0) { /* it closed its stdin: what is sent is taken and lost, as in any pipe */
+            taken += buffer_length(&c->pending);
+            close_input(c);
+            break;
+        }
+        buffer_consume(&c->pending, (size_t)done);
+        taken += (size_t)done;
+    }
+    if (taken) {
+        uint8_t count[4];
+        put_u32(count, (uint32_t)taken);
+        send_frame(FRAME_TAKEN, c->id, count, sizeof count);
+    }
+    if (c->child.in < 0) return;
+    bool waiting = buffer_length(&c->pending) > 0;
+    if (!waiting && c->close_input) {
+        close_input(c);
+        return;
+    }
+    if (waiting != c->input_watched) watch(waiting ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, c->child.in, EPOLLOUT, &c->input);
+    c->input_watched = waiting;
+}
+
+/* ---- frames from the node -------------------------------------------------------------------- */
+
+static struct command *find(uint32_t id) {
+    for (struct command *c = self.commands; c; c = c->next)
+        if (c->id == id && !c->told) return c;
+    return NULL;
+}
+
+static void adopt(uint32_t id, const struct child *child, uint32_t window, uint64_t started, uint32_t oom_before) {
+    struct command *c = allocate(sizeof *c);
+    *c = (struct command){.id = id, .child = *child, .started = started, .oom_before = oom_before, .next = self.commands};
+    c->input = (struct source){.kind = INPUT, .command = c};
+    for (int i = 0; i < 2; i++) {
+        int fd = i ? child->err : child->out;
+        c->out[i] = (struct stream){.fd = fd, .credit = window, .remaining = -1, .source = {OUTPUT, i + 1, c}};
+        watch_stream(&c->out[i], window > 0);
+    }
+    self.commands = c;
+    self.count++;
+}
+
+static void start(const struct frame *f, const uint8_t *payload, bool file) {
+    struct request q;
+    struct child child;
+    enum spawn_step step = STEP_REQUEST;
+    uint64_t started = now_ns();
+    uint32_t oom_before = oom_kills(&self.in);
+    int error = !request_decode(&q, f, payload, file) ? EBADMSG : self.count >= COMMANDS_MAX ? EAGAIN : 0;
+    if (!error) error = spawn(&self.in, &q, &child, &step);
+    if (error) {
+        send_pair(FRAME_REFUSED, f->id, (uint32_t)error, step);
+    } else {
+        uint8_t pid[4];
+        put_u32(pid, (uint32_t)child.pid);
+        send_frame(FRAME_STARTED, f->id, pid, sizeof pid);
+        adopt(f->id, &child, q.window, started, oom_before);
+    }
+    request_free(&q);
+}
+
+static void take_input(struct command *c, const uint8_t *payload, size_t length) {
+    if (!length) c->close_input = true;
+    if (length) {
+        memcpy(buffer_reserve(&c->pending, length), payload, length);
+        c->pending.end += length;
+    }
+    feed(c);
+}
+
+static void take_signal(struct command *c, const uint8_t *payload, size_t length) {
+    if (length != 8 || c->ended) return;
+    int signal = (int)get_u32(payload);
+    if (get_u32(payload + 4)) kill_tree(&c->child, signal);
+    else kill(-c->child.pid, signal);
+}
+
+static void take_credit(struct command *c, int stream, const uint8_t *payload, size_t length) {
+    if (length != 4 || stream < 1) return;
+    struct stream *s = &c->out[stream - 1];
+    s->credit += get_u32(payload);
+    watch_stream(s, s->credit > 0);
+    if (c->ended) drain(c);
+}
+
+static void resize(const struct command *c, const uint8_t *payload, size_t length) {
+    if (length != 8 || c->child.in < 0) return;
+    struct winsize size = {.ws_row = (unsigned short)get_u32(payload), .ws_col = (unsigned short)get_u32(payload + 4)};
+    ioctl(c->child.in, TIOCSWINSZ, &size);
+}
+
+static void handle(const struct frame *f, const uint8_t *payload) {
+    if (f->kind == FRAME_SPAWN || f->kind == FRAME_FILE) {
+        start(f, payload, f->kind == FRAME_FILE);
+        return;
+    }
+    struct command *c = find(f->id);
+    if (!c) return; /* it has just ended; the node will learn that from its EXIT */
+    switch (f->kind) {
+    case FRAME_INPUT: take_input(c, payload, f->length); break;
+    case FRAME_SIGNAL: take_signal(c, payload, f->length); break;
+    case FRAME_CREDIT: take_credit(c, f->stream, payload, f->length); break;
+    case FRAME_RESIZE: resize(c, payload, f->length); break;
+    default: break;
+    }
+}
+
+static void receive(void) {
+    enum { STEP = 4096 };
+    struct frame f;
+    size_t wanted = STEP;
+    if (frame_decode(&f, self.input.data + self.input.start, buffer_length(&self.input)) == FRAME_PARTIAL &&
+        buffer_length(&self.input) >= FRAME_HEADER)
+        wanted = FRAME_HEADER + f.length - buffer_length(&self.input);
+    uint8_t *at = buffer_reserve(&self.input, wanted);
+    ssize_t got = recv(self.in.channel, at, wanted, 0);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (got <= 0) node_is_gone();
+    self.input.end += (size_t)got;
+    for (;;) {
+        const uint8_t *data = self.input.data + self.input.start;
+        enum frame_status status = frame_decode(&f, data, buffer_length(&self.input));
+        if (status == FRAME_MALFORMED) node_is_gone();
+        if (status == FRAME_PARTIAL) return;
+        handle(&f, data + FRAME_HEADER);
+        buffer_consume(&self.input, FRAME_HEADER + f.length);
+    }
+}
+
+/* ---- deaths ---------------------------------------------------------------------------------- */
+
+static void command_ended(struct command *c, int status, const struct rusage *usage) {
+    c->ended = true;
+    c->status = status;
+    c->usage = *usage;
+    c->duration = now_ns() - c->started;
+    struct timeval u = usage->ru_utime, k = usage->ru_stime;
+    c->cpu = c->child.group ? cgroup_cpu_usec(c->child.group) : (uint64_t)(u.tv_sec + k.tv_sec) * 1000000u + (uint64_t)(u.tv_usec + k.tv_usec);
+    close_input(c);
+    for (int i = 0; i < 2; i++) {
+        int waiting = 0;
+        if (c->out[i].fd >= 0 && ioctl(c->out[i].fd, FIONREAD, &waiting)) waiting = 0;
+        /* A terminal whose last user has gone may still hold a line that FIONREAD does not count: read to its end. */
+        c->out[i].remaining = c->out[i].fd >= 0 && isatty(c->out[i].fd) ? INT32_MAX : waiting;
+    }
+    drain(c);
+}
+
+static void reap(void) {
+    struct signalfd_siginfo info;
+    while (read(self.signals, &info, sizeof info) > 0) {}
+    int status;
+    struct rusage usage;
+    for (pid_t pid; (pid = wait4(-1, &status, WNOHANG, &usage)) > 0;) {
+        struct command *c = self.commands;
+        while (c && !(c->child.pid == pid && !c->ended)) c = c->next;
+        if (c) command_ended(c, status, &usage);
+    }
+}
+
+/* ---- the loop -------------------------------------------------------------------------------- */
+
+static void dispatch(struct source *source, uint32_t events) {
+    switch (source->kind) {
+    case CHANNEL:
+        if (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) receive();
+        break;
+    case SIGNALS: reap(); break;
+    case INPUT: feed(source->command); break;
+    case OUTPUT:
+        pump(&source->command->out[source->stream - 1]);
+        conclude(source->command); /* may free it */
+        break;
+    }
+}
+
+_Noreturn static void loop(void) {
+    for (;;) {
+        /* One event a turn: handling one may free the command that the next would point to. */
+        struct epoll_event event;
+        if (epoll_wait(self.epoll, &event, 1, -1) == 1) dispatch(event.data.ptr, event.events);
+        flush_output();
+        resume_streams();
+    }
+}
+
+static void prepare_loop(const struct inside *in) {
+    self.in = *in;
+    sigset_t all;
+    sigfillset(&all);
+    sigprocmask(SIG_SETMASK, &all, NULL);
+    sigset_t child;
+    sigemptyset(&child);
+    sigaddset(&child, SIGCHLD);
+    self.signals = signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK);
+    self.epoll = epoll_create1(EPOLL_CLOEXEC);
+    if (self.signals < 0 || self.epoll < 0) _exit(1);
+    self.channel_source.kind = CHANNEL;
+    self.signal_source.kind = SIGNALS;
+    fcntl(self.in.channel, F_SETFL, O_NONBLOCK);
+    watch(EPOLL_CTL_ADD, self.in.channel, EPOLLIN, &self.channel_source);
+    watch(EPOLL_CTL_ADD, self.signals, EPOLLIN, &self.signal_source);
+}
+
+static void report_failure(const struct setup *s, int error) {
+    uint8_t payload[8 + sizeof s->detail];
+    size_t detail = strlen(s->detail);
+    put_u32(payload, s->step);
+    put_u32(payload + 4, (uint32_t)error);
+    memcpy(payload + 8, s->detail, detail);
+    struct frame f = {(uint32_t)(8 + detail), FRAME_FAILED, 0, 0, 0};
+    uint8_t header[FRAME_HEADER];
+    frame_encode(&f, header);
+    if (!write_all(s->inside.channel, header, sizeof header)) write_all(s->inside.channel, payload, 8 + detail);
+}
+
+/* Moves the descriptors that PID 1 needs out of the way and closes the spawner's, which we have copies of. */
+static void keep_only(struct inside *in) {
+    int *wanted[3 + 8] = {&in->channel, &in->commands_dir, &in->oom_events};
+    size_t count = 3;
+    for (size_t i = 0; i < in->join_count; i++) wanted[count++] = &in->join[i];
+    enum { ASIDE = 4000 }; /* above anything we keep, below any sensible limit */
+    for (size_t i = 0; i < count; i++)
+        if (*wanted[i] >= 0) *wanted[i] = fcntl(*wanted[i], F_DUPFD_CLOEXEC, ASIDE);
+    int next = 0;
+    while (next < 3) dup3(in->channel, next++, O_CLOEXEC); /* a command's pipes must not get these numbers */
+    for (size_t i = 0; i < count; i++)
+        if (*wanted[i] >= 0) *wanted[i] = dup3(*wanted[i], next++, O_CLOEXEC);
+    close_from(next);
+}
+
+_Noreturn void init_main(struct setup *s) {
+    prctl(PR_SET_NAME, "shoal-init");
+    int error = setup_run(s);
+    /* After the last change of credentials, which would undo it. From here on nobody inside can trace us or look into
+     * our memory, descriptors or root: we never exec, so our memory belongs to the host's user namespace. */
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+    if (error) {
+        report_failure(s, error);
+        _exit(1);
+    }
+    struct inside in = s->inside;
+    keep_only(&in);
+    prepare_loop(&in);
+    send_frame(FRAME_READY, 0, NULL, 0);
+    flush_output();
+    loop();
+}
+
+int main(int argc, char **argv) {
+    if (argc < 3 || strcmp(argv[1], "spawner")) {
+        fputs("This is a part of Shoal; it is started by it and not by hand.\n", stderr);
+        return 2;
+    }
+    return spawner_main(atoi(argv[2]), argv + 3);
+}

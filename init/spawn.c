@@ -1,0 +1,333 @@
+/* Starts one command inside the sandbox, in a cgroup of its own where there are any. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <termios.h>
+#include <unistd.h>
+
+#include "init.h"
+#include "rawclone.h"
+
+/* ---- requests -------------------------------------------------------------------------------- */
+
+bool request_decode(struct request *q, const struct frame *f, const uint8_t *payload, bool file) {
+    struct reader r = {payload, payload + f->length, false};
+    memset(q, 0, sizeof *q);
+    q->flags = (uint32_t)read_int(&r);
+    q->uid = (uint32_t)read_int(&r);
+    q->gid = (uint32_t)read_int(&r);
+    q->window = (uint32_t)read_int(&r);
+    q->rows = (uint16_t)read_int(&r);
+    q->cols = (uint16_t)read_int(&r);
+    q->operation = (int)read_int(&r);
+    q->number = read_int(&r);
+    q->cwd = read_text(&r);
+    int64_t groups = read_int(&r);
+    if (groups < 0 || groups > 64) r.bad = true;
+    for (; !r.bad && (int64_t)q->group_count < groups; q->group_count++) q->groups[q->group_count] = (gid_t)read_int(&r);
+    size_t argc, envc;
+    q->argv = read_list(&r, &argc);
+    q->envp = read_list(&r, &envc);
+    return !r.bad && argc > 0 && (q->operation > 0) == file;
+}
+
+void request_free(struct request *q) {
+    free(q->argv);
+    free(q->envp);
+}
+
+/* ---- cgroups --------------------------------------------------------------------------------- */
+
+enum { GROUPS_MAX = 1024 };
+static struct cgroup_slot *groups[GROUPS_MAX];
+static size_t group_total;
+
+static bool group_empty(const struct cgroup_slot *g) {
+    char text[128];
+    int fd = openat(g->dir, "cgroup.events", O_RDONLY | O_CLOEXEC);
+    ssize_t length = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+    if (fd >= 0) close(fd);
+    if (length < 0) return false;
+    text[length] = 0;
+    return strstr(text, "populated 0") != NULL;
+}
+
+static struct cgroup_slot *make_group(int parent) {
+    if (group_total == GROUPS_MAX) return NULL;
+    char name[16];
+    snprintf(name, sizeof name, "%zu", group_total);
+    if (mkdirat(parent, name, 0755) && errno != EEXIST) return NULL;
+    int dir = openat(parent, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (dir < 0) return NULL;
+    struct cgroup_slot *g = allocate(sizeof *g);
+    g->dir = dir;
+    g->cpu_stat = openat(dir, "cpu.stat", O_RDONLY | O_CLOEXEC);
+    return groups[group_total++] = g;
+}
+
+/* A group whose command has ended but which still has background processes is not taken again until they are gone. */
+static struct cgroup_slot *take_group(int parent) {
+    struct cgroup_slot *found = NULL;
+    for (size_t i = 0; !found && i < group_total; i++)
+        if (!groups[i]->taken && group_empty(groups[i])) found = groups[i];
+    if (!found) found = make_group(parent);
+    if (found) found->taken = true;
+    return found;
+}
+
+static uint64_t cpu_total(const struct cgroup_slot *g) {
+    char text[64] = {0};
+    unsigned long long usec = 0;
+    if (g->cpu_stat >= 0 && pread(g->cpu_stat, text, sizeof text - 1, 0) > 0) sscanf(text, "usage_usec %llu", &usec);
+    return usec;
+}
+
+uint64_t cgroup_cpu_usec(struct cgroup_slot *g) { return cpu_total(g) - g->cpu_before; }
+
+void cgroup_release(struct child *c) {
+    if (!c->group) return;
+    c->group->taken = false;
+    c->group = NULL;
+}
+
+uint32_t oom_kills(const struct inside *in) {
+    char text[512];
+    ssize_t length = in->oom_events < 0 ? -1 : pread(in->oom_events, text, sizeof text - 1, 0);
+    if (length <= 0) return 0;
+    text[length] = 0;
+    const char *at = strstr(text, "oom_kill "); /* the same word in memory.oom_control and memory.events */
+    return at ? (uint32_t)strtoul(at + 9, NULL, 10) : 0;
+}
+
+/* ---- killing --------------------------------------------------------------------------------- */
+
+static pid_t parent_of(pid_t pid) {
+    char path[32], text[512];
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t length = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+    if (fd >= 0) close(fd);
+    if (length <= 0) return 0;
+    text[length] = 0;
+    const char *after_name = strrchr(text, ')');
+    return after_name ? (pid_t)strtol(after_name + 4, NULL, 10) : 0;
+}
+
+static bool descends(pid_t pid, pid_t from) {
+    for (int depth = 0; pid > 1 && depth < 4096; depth++, pid = parent_of(pid))
+        if (pid == from) return true;
+    return false;
+}
+
+/* Without a cgroup: everything that still descends from the command. The command itself goes last, for as long as it is
+ * there its children's ancestry can be read. What was orphaned before is not found; `doctor` says so. */
+static void kill_descendants(pid_t root, int signal) {
+    kill(-root, signal);
+    for (pid_t pid = 2, seen = 0; pid < 1 << 22 && seen < 1 << 16; pid++) {
+        if (kill(pid, 0) && errno == ESRCH) {
+            if (++seen > 4096) break; /* pids in a sandbox are dense */
+            continue;
+        }
+        seen = 0;
+        if (pid != root && descends(pid, root)) kill(pid, signal);
+    }
+    kill(root, signal);
+}
+
+void kill_tree(const struct child *c, int signal) {
+    if (!c->group) {
+        kill_descendants(c->pid, signal);
+    } else if (signal != SIGKILL || write_file(c->group->dir, "cgroup.kill", "1", 1)) {
+        kill(-c->pid, signal);
+    }
+}
+
+/* ---- starting -------------------------------------------------------------------------------- */
+
+struct ends {
+    int in, out, err;
+};
+
+static void close_ends(const struct ends *e) {
+    if (e->in >= 0) close(e->in);
+    if (e->out >= 0 && e->out != e->in) close(e->out);
+    if (e->err >= 0 && e->err != e->out) close(e->err);
+}
+
+static int open_pipe(int *read_end, int *write_end) {
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC)) return -1;
+    *read_end = ends[0];
+    *write_end = ends[1];
+    return 0;
+}
+
+static int open_terminal(const struct request *q, struct child *c, struct ends *theirs) {
+    int master = open("/dev/pts/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
+    if (master < 0) return -1;
+    int unlock = 0;
+    struct winsize size = {.ws_row = q->rows, .ws_col = q->cols};
+    if (ioctl(master, TIOCSPTLCK, &unlock) || ioctl(master, TIOCSWINSZ, &size)) return -1;
+    int terminal = ioctl(master, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC);
+    if (terminal < 0) return -1;
+    if (fchown(terminal, q->uid, (gid_t)-1)) { /* an unmapped uid; the descriptor works all the same */ }
+    *theirs = (struct ends){terminal, terminal, terminal};
+    c->in = master;
+    c->out = fcntl(master, F_DUPFD_CLOEXEC, 3);
+    return 0;
+}
+
+static int open_pipes(const struct request *q, struct child *c, struct ends *theirs) {
+    if (q->flags & WITH_TTY) return open_terminal(q, c, theirs);
+    if (q->flags & WITH_STDIN) {
+        if (open_pipe(&theirs->in, &c->in)) return -1;
+    } else if ((theirs->in = open("/dev/null", O_RDONLY | O_CLOEXEC)) < 0) {
+        return -1;
+    }
+    if (open_pipe(&c->out, &theirs->out)) return -1;
+    if (q->flags & MERGE_STDERR) theirs->err = theirs->out;
+    else if (open_pipe(&c->err, &theirs->err)) return -1;
+    int ours[] = {c->in, c->out, c->err};
+    for (int i = 0; i < 3; i++)
+        if (ours[i] >= 0) fcntl(ours[i], F_SETFL, O_NONBLOCK);
+    return 0;
+}
+
+static const char *variable(char **envp, const char *name) {
+    size_t length = strlen(name);
+    for (; *envp; envp++)
+        if (!strncmp(*envp, name, length) && (*envp)[length] == '=') return *envp + length + 1;
+    return NULL;
+}
+
+/* execvp with the command's own PATH. EACCES is kept while later folders are tried, as shells do. */
+static int execute(const struct request *q) {
+    const char *file = q->argv[0], *path = variable(q->envp, "PATH");
+    if (strchr(file, '/') || !path) {
+        execve(file, q->argv, q->envp);
+        return errno;
+    }
+    int error = ENOENT;
+    char full[4096];
+    for (const char *end; *path; path = *end ? end + 1 : end) {
+        end = strchrnul(path, ':');
+        int length = snprintf(full, sizeof full, "%.*s/%s", (int)(end - path), end == path ? "." : path, file);
+        if (length < 0 || (size_t)length >= sizeof full) continue;
+        execve(full, q->argv, q->envp);
+        if (errno != ENOENT && errno != ENOTDIR) error = errno;
+        if (error == E2BIG || error == ENOMEM) break;
+    }
+    return error;
+}
+
+static int take_identity(const struct request *q) {
+    if (syscall(SYS_setgroups, q->group_count, q->groups) && (q->group_count || errno != EPERM)) return errno;
+    if (syscall(SYS_setresgid, q->gid, q->gid, q->gid)) return errno;
+    return syscall(SYS_setresuid, q->uid, q->uid, q->uid) ? errno : 0;
+}
+
+static void reset_signals(void) {
+    struct sigaction standard = {.sa_handler = SIG_DFL};
+    for (int signal = 1; signal < 32; signal++) sigaction(signal, &standard, NULL);
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+}
+
+static int become(const struct inside *in, const struct request *q, const struct ends *e, enum spawn_step *step) {
+    *step = STEP_CGROUP;
+    for (size_t i = 0; i < in->join_count; i++)
+        if (write_all(in->join[i], "0", 1)) return errno;
+    *step = STEP_TTY;
+    setsid();
+    if ((q->flags & WITH_TTY) && ioctl(e->in, TIOCSCTTY, 0)) return errno;
+    if (dup2(e->in, 0) < 0 || dup2(e->out, 1) < 0 || dup2(e->err, 2) < 0) return errno;
+    reset_signals();
+    *step = STEP_IDENTITY;
+    if (in->open_files) {
+        struct rlimit files = {in->open_files, in->open_files};
+        if (setrlimit(RLIMIT_NOFILE, &files)) return errno;
+    }
+    umask(022);
+    int error = take_identity(q);
+    if (error) return error;
+    *step = STEP_CWD;
+    return *q->cwd && chdir(q->cwd) ? errno : 0;
+}
+
+/* The child of a vfork: shares our memory, so whatever fails is simply written down. */
+static pid_t start_program(const struct inside *in, const struct request *q, const struct ends *e, int group,
+                           enum spawn_step *step, int *error) {
+    volatile int failed = 0;
+    volatile enum spawn_step at = STEP_CLONE;
+    sigset_t all, before;
+    sigfillset(&all);
+    sigprocmask(SIG_BLOCK, &all, &before);
+    pid_t pid = raw_vfork(0, group, NULL);
+    if (pid == 0) {
+        enum spawn_step mine = STEP_CLONE;
+        int result = become(in, q, e, &mine);
+        if (!result) {
+            mine = STEP_EXEC;
+            result = execute(q);
+        }
+        failed = result;
+        at = mine;
+        _exit(127);
+    }
+    if (pid < 0) failed = errno;
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    *error = failed;
+    *step = at;
+    return pid;
+}
+
+/* A file operation runs in a true copy of us, under the sandbox's limits and the caller's uid. It is not dumpable and
+ * never execs, so nothing inside can look into it. */
+static pid_t start_file_operation(const struct inside *in, const struct request *q, const struct ends *e, int group,
+                                  enum spawn_step *step, int *error) {
+    struct clone_args args = {.exit_signal = SIGCHLD, .flags = group >= 0 ? CLONE_INTO_CGROUP : 0, .cgroup = (uint64_t)(group < 0 ? 0 : group)};
+    pid_t pid = (pid_t)syscall(SYS_clone3, &args, sizeof args);
+    *step = STEP_CLONE;
+    *error = pid < 0 ? errno : 0;
+    if (pid) return pid;
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+    int failed = become(in, q, e, step);
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+    if (failed) _exit(failed);
+    close_from(3);
+    file_operation(q);
+}
+
+int spawn(const struct inside *in, const struct request *q, struct child *c, enum spawn_step *step) {
+    *c = (struct child){.pid = -1, .in = -1, .out = -1, .err = -1};
+    struct ends theirs = {-1, -1, -1};
+    *step = STEP_PIPES;
+    int error = open_pipes(q, c, &theirs) ? errno : 0;
+    if (!error && in->commands_dir >= 0) {
+        c->group = take_group(in->commands_dir);
+        if (!c->group) error = errno ? errno : EAGAIN;
+        else c->group->cpu_before = cpu_total(c->group);
+    }
+    if (!error) {
+        int group = c->group ? c->group->dir : -1;
+        bool file = q->operation > 0;
+        c->pid = (file ? start_file_operation : start_program)(in, q, &theirs, group, step, &error);
+    }
+    close_ends(&theirs);
+    if (!error) return 0;
+    if (c->pid > 0) waitpid(c->pid, NULL, 0);
+    close_ends(&(struct ends){c->in, c->out, c->err});
+    cgroup_release(c);
+    return error;
+}

@@ -1,0 +1,272 @@
+/* Makes sandboxes on request. One datagram is one plan; one datagram answers it. Lives in a nearly empty mount
+ * namespace, because the cost of CLONE_NEWNS grows with the mounts it copies. Ends when its node does, and then takes
+ * every sandbox and cgroup with it. */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/mount.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "init.h"
+
+enum { REQUEST_MAX = 1 << 18, PASSED_MAX = 64, CLEANUP_MAX = 8, EXIT_NOTICE = 0xffffffff };
+
+struct sandbox {
+    pid_t pid;
+    int mounts; /* its mount namespace, held so that tearing it down is not part of its death */
+};
+
+struct spawner {
+    int socket, signals, reaper;
+    int own_mounts;
+    int kept[KEPT_MAX];
+    struct sandbox *sandboxes;
+    size_t count, capacity;
+    int cleanup_parent[CLEANUP_MAX];
+    const char *cleanup_name[CLEANUP_MAX];
+    size_t cleanup_count;
+};
+
+/* ---- the reaper: shares our descriptors and closes what is slow to close ---------------------- */
+
+static int reaper_loop(void *argument) {
+    int from = *(int *)argument, fd;
+    while (read(from, &fd, sizeof fd) == sizeof fd) close(fd);
+    _exit(0);
+}
+
+/* Closing the last descriptor of a mount or a mount namespace waits for RCU. Only this process should. */
+static int start_reaper(void) {
+    static int ends[2];
+    if (pipe2(ends, O_CLOEXEC)) return -1;
+    enum { STACK = 16384 };
+    char *stack = allocate(STACK);
+    if (clone(reaper_loop, stack + STACK, CLONE_VM | CLONE_FILES | SIGCHLD, &ends[0]) < 0) return -1;
+    return ends[1];
+}
+
+static void close_slowly(struct spawner *s, int fd) {
+    if (fd >= 0 && write(s->reaper, &fd, sizeof fd) != sizeof fd) close(fd);
+}
+
+/* ---- start ----------------------------------------------------------------------------------- */
+
+/* A tree with nothing in it but /proc and the place where a sandbox's root is attached. */
+static int enter_empty_tree(struct spawner *s) {
+    int proc = (int)syscall(SYS_open_tree, AT_FDCWD, "/proc", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE);
+    if (proc < 0 || unshare(CLONE_NEWNS)) return -1;
+    if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL)) return -1;
+    if (mount("shoal", "/proc", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=64k,mode=755")) return -1;
+    if (chdir("/proc") || mkdir("proc", 0555) || mkdir("new", 0755)) return -1;
+    unsigned flags = MOVE_MOUNT_F_EMPTY_PATH;
+    if (syscall(SYS_move_mount, proc, "", AT_FDCWD, "proc", flags)) return -1;
+    close(proc);
+    if (syscall(SYS_pivot_root, ".", ".") || umount2(".", MNT_DETACH) || chdir("/")) return -1;
+    s->own_mounts = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC);
+    return s->own_mounts < 0 ? -1 : 0;
+}
+
+static int raise_open_files(void) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit)) return -1;
+    limit.rlim_cur = limit.rlim_max;
+    return setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+/* Directories of ours to remove at the end, opened now because their paths are out of reach later. */
+static int remember_cleanup(struct spawner *s, char **paths) {
+    for (; *paths && s->cleanup_count < CLEANUP_MAX; paths++) {
+        char *slash = strrchr(*paths, '/');
+        if (!slash) return -1;
+        *slash = 0;
+        int parent = open(*paths, O_PATH | O_DIRECTORY | O_CLOEXEC);
+        if (parent < 0) return -1;
+        s->cleanup_parent[s->cleanup_count] = parent;
+        s->cleanup_name[s->cleanup_count++] = slash + 1;
+    }
+    return 0;
+}
+
+/* What an ordinary user starts with: a user namespace in which he may mount. The node writes its maps, since it may
+ * have a range of ids to give by newuidmap. */
+static int enter_user_namespace(int socket) {
+    char byte;
+    if (unshare(CLONE_NEWUSER | CLONE_NEWNS)) return -1;
+    if (send(socket, "u", 1, MSG_NOSIGNAL) != 1 || recv(socket, &byte, 1, 0) != 1) return -1;
+    return syscall(SYS_setresgid, 0, 0, 0) || syscall(SYS_setresuid, 0, 0, 0) ? -1 : 0;
+}
+
+static void keep_namespaces(struct spawner *s, int host_mounts) {
+    s->kept[0] = host_mounts;
+    s->kept[1] = s->own_mounts;
+    s->kept[2] = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
+    s->kept[3] = open("/proc/self/ns/user", O_RDONLY | O_CLOEXEC);
+}
+
+/* ---- requests -------------------------------------------------------------------------------- */
+
+static void answer(struct spawner *s, uint32_t id, int error, const struct setup *plan) {
+    uint8_t text[16 + sizeof plan->detail];
+    size_t detail = strlen(plan->detail);
+    put_u32(text, id);
+    put_u32(text + 4, (uint32_t)error);
+    put_u32(text + 8, plan->step);
+    put_u32(text + 12, (uint32_t)plan->child);
+    memcpy(text + 16, plan->detail, detail);
+    struct iovec part = {text, 16 + detail};
+    union {
+        struct cmsghdr header;
+        char space[CMSG_SPACE(sizeof plan->reply)];
+    } control = {0};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    if (plan->reply_count && !error) {
+        size_t size = plan->reply_count * sizeof(int);
+        message.msg_control = &control;
+        message.msg_controllen = CMSG_SPACE(size);
+        control.header = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(size)};
+        memcpy(CMSG_DATA(&control.header), plan->reply, size);
+    }
+    if (sendmsg(s->socket, &message, MSG_NOSIGNAL) < 0) { /* the node is gone; the next receive says so */ }
+}
+
+static void remember(struct spawner *s, pid_t pid) {
+    char path[32];
+    snprintf(path, sizeof path, "/proc/%d/ns/mnt", pid);
+    if (s->count == s->capacity) {
+        s->capacity = s->capacity ? 2 * s->capacity : 64;
+        s->sandboxes = realloc(s->sandboxes, s->capacity * sizeof *s->sandboxes);
+        if (!s->sandboxes) _exit(ENOMEM);
+    }
+    s->sandboxes[s->count++] = (struct sandbox){pid, open(path, O_RDONLY | O_CLOEXEC)};
+}
+
+static void carry_out(struct spawner *s, const uint8_t *request, size_t length, const int *fds, size_t count) {
+    static struct setup plan;
+    setup_init(&plan, s->kept, request + 4, length - 4, fds, count);
+    int error = setup_run(&plan);
+    if (error) setns(s->own_mounts, CLONE_NEWNS); /* a plan that failed may have been elsewhere */
+    if (plan.child) remember(s, plan.child);
+    answer(s, get_u32(request), error, &plan);
+    for (size_t i = 0; i < plan.reply_count; i++) close(plan.reply[i]);
+    for (int i = 0; i < REGISTERS; i++) close_slowly(s, plan.registers[i]);
+}
+
+/* False when the node is gone. */
+static bool receive(struct spawner *s) {
+    static uint8_t request[REQUEST_MAX];
+    union {
+        struct cmsghdr header;
+        char space[CMSG_SPACE(PASSED_MAX * sizeof(int))];
+    } control;
+    struct iovec part = {request, sizeof request};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    ssize_t length = recvmsg(s->socket, &message, MSG_CMSG_CLOEXEC);
+    if (length < 0) return errno == EINTR || errno == EAGAIN;
+    if (length < 4) return false;
+    int fds[PASSED_MAX];
+    size_t count = 0;
+    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    if (header && header->cmsg_type == SCM_RIGHTS) {
+        count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        memcpy(fds, CMSG_DATA(header), count * sizeof(int));
+    }
+    carry_out(s, request, (size_t)length, fds, count);
+    return true;
+}
+
+/* ---- deaths ---------------------------------------------------------------------------------- */
+
+static void forget(struct spawner *s, pid_t pid) {
+    for (size_t i = 0; i < s->count; i++) {
+        if (s->sandboxes[i].pid != pid) continue;
+        close_slowly(s, s->sandboxes[i].mounts);
+        s->sandboxes[i] = s->sandboxes[--s->count];
+        return;
+    }
+}
+
+static void reap(struct spawner *s) {
+    struct signalfd_siginfo drained;
+    while (read(s->signals, &drained, sizeof drained) > 0) {}
+    int status;
+    for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;) {
+        forget(s, pid);
+        uint8_t notice[16];
+        put_u32(notice, EXIT_NOTICE);
+        put_u32(notice + 4, (uint32_t)status);
+        put_u32(notice + 8, 0);
+        put_u32(notice + 12, (uint32_t)pid);
+        if (send(s->socket, notice, sizeof notice, MSG_NOSIGNAL) < 0) return;
+    }
+}
+
+static void remove_tree(int parent, const char *name) {
+    int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0) return;
+    DIR *directory = fdopendir(fd);
+    for (struct dirent *entry; directory && (entry = readdir(directory));)
+        if (entry->d_type == DT_DIR && entry->d_name[0] != '.') remove_tree(fd, entry->d_name);
+    if (directory) closedir(directory);
+    unlinkat(parent, name, AT_REMOVEDIR);
+}
+
+static void end(struct spawner *s) {
+    for (size_t i = 0; i < s->count; i++) kill(s->sandboxes[i].pid, SIGKILL);
+    close(s->reaper);
+    while (waitpid(-1, NULL, 0) > 0 || errno == EINTR) {}
+    for (size_t i = 0; i < s->cleanup_count; i++) remove_tree(s->cleanup_parent[i], s->cleanup_name[i]);
+}
+
+/* ---- */
+
+static int start(struct spawner *s, int socket, char **cleanup) {
+    memset(s->kept, -1, sizeof s->kept);
+    s->socket = socket;
+    if (remember_cleanup(s, cleanup) || raise_open_files()) return -1;
+    if (geteuid() != 0 && enter_user_namespace(socket)) return -1;
+    int host_mounts = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC);
+    if (host_mounts < 0 || enter_empty_tree(s)) return -1;
+    keep_namespaces(s, host_mounts);
+    s->reaper = start_reaper();
+    sigset_t child;
+    sigemptyset(&child);
+    sigaddset(&child, SIGCHLD);
+    sigprocmask(SIG_BLOCK, &child, NULL);
+    s->signals = signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK);
+    return s->reaper < 0 || s->signals < 0 ? -1 : 0;
+}
+
+int spawner_main(int socket, char **cleanup) {
+    static struct spawner s;
+    /* The node's terminal is not ours: Ctrl-C there reaches the node, which then ends us by closing the socket. */
+    setsid();
+    prctl(PR_SET_NAME, "shoal-spawner");
+    umask(0);
+    uint8_t hello[4];
+    int error = start(&s, socket, cleanup) ? errno : 0;
+    put_u32(hello, (uint32_t)error);
+    if (send(socket, hello, sizeof hello, MSG_NOSIGNAL) < 0 || error) return 1;
+    for (;;) {
+        struct pollfd ready[] = {{.fd = socket, .events = POLLIN}, {.fd = s.signals, .events = POLLIN}};
+        if (poll(ready, 2, -1) < 0 && errno != EINTR) break;
+        if (ready[1].revents) reap(&s);
+        if (ready[0].revents && !receive(&s)) break;
+    }
+    end(&s);
+    return 0;
+}

@@ -1,0 +1,130 @@
+"""The image `host`: this machine's own system directories, read-only, with a root made around them.
+
+/usr (and /bin, /lib and so on, where they are not links into it) is used as it is. Everything else that a
+sandbox sees is one small layer made here: the skeleton of a root, device nodes, and the /etc and /var of
+`etc`. Nothing is downloaded, and no other file of the machine is part of it: not /home, /root, /opt, /srv or
+/mnt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from shoal.image import accounts, etc
+from shoal.image.manifest import Meta
+from shoal.image.store import Store
+from shoal.types import Image, Layer
+
+_REVISION = 1
+"""Goes up when the code here, in `etc` or in `accounts` makes something else of the same inputs."""
+_SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_DEVICES = {
+    "null": (1, 3),
+    "zero": (1, 5),
+    "full": (1, 7),
+    "random": (1, 8),
+    "urandom": (1, 9),
+    "tty": (5, 0),
+}
+# /root can be passed through but not listed: interpreters may lie below it.
+_FOLDERS = {
+    "dev": 0o755, "dev/mqueue": 0o755, "dev/pts": 0o755, "dev/shm": 0o1777, "home": 0o755, "mnt": 0o755,
+    "opt": 0o755, "proc": 0o555, "root": 0o711, "run": 0o755, "run/lock": 0o1777, "srv": 0o755, "sys": 0o555,
+    "tmp": 0o1777, "workspace": 0o777,
+}  # fmt: skip
+_LINKS = {
+    "dev/fd": "/proc/self/fd",
+    "dev/stdin": "/proc/self/fd/0",
+    "dev/stdout": "/proc/self/fd/1",
+    "dev/stderr": "/proc/self/fd/2",
+    "dev/ptmx": "pts/ptmx",
+}
+
+
+def host(store: Store, environ: Mapping[str, str] | None = None) -> Image:
+    """The image of this machine, made anew only if its inputs changed (under 2 s; else some milliseconds).
+
+    `environ` (the process's own by default) is asked for CA files that programs here are told to trust.
+    Installed packages are part of the digest; files put into /usr by hand are not.
+    """
+    environ = os.environ if environ is None else environ
+    curated = _curated(store, environ)
+    system = [Path("/", name) for name in _SYSTEM]
+    layers = [_system_layer(path) for path in system if path.is_dir() and not path.is_symlink()]
+    digests = "\n".join(layer.digest for layer in (*layers, curated))
+    return Image(
+        name="host",
+        digest=f"sha256:{hashlib.sha256(digests.encode()).hexdigest()}",
+        layers=(*layers, curated),
+        env={"PATH": _PATH, "LANG": "C.UTF-8", **etc.ca_variables(environ)},
+    )
+
+
+def _system_layer(path: Path) -> Layer:
+    return Layer(digest=f"host:{path}", source=str(path), target=str(path))
+
+
+def _curated(store: Store, environ: Mapping[str, str]) -> Layer:
+    inputs = _fingerprint(environ)
+    if (found := store.find(inputs)) is not None:
+        return found
+    with store.locked(inputs):
+        return store.find(inputs) or _build(store, environ, inputs)
+
+
+def _build(store: Store, environ: Mapping[str, str], inputs: str) -> Layer:
+    with store.stage() as folder:
+        root = folder / "root"
+        root.mkdir(0o755)
+        _write_skeleton(root)
+        etc.write(root, environ)
+        return store.publish_directory(root, meta=Meta(), inputs=inputs)
+
+
+def _fingerprint(environ: Mapping[str, str]) -> str:
+    """By names, times and sizes, not by contents: this is asked for at every start."""
+    facts = hashlib.sha256(f"host {_REVISION} {os.geteuid()}\n{etc.ca_variables(environ)}\n".encode())
+    for path in (*(Path("/", name) for name in _SYSTEM), *etc.inputs(environ)):
+        facts.update(os.fsencode(path) + _look(path))
+    return facts.hexdigest()
+
+
+def _look(path: Path) -> bytes:
+    try:
+        found = path.lstat()
+    except OSError:
+        return b" -\n"
+    if stat.S_ISLNK(found.st_mode):
+        return b" " + os.fsencode(path.readlink()) + b"\n"
+    changes = found.st_mtime_ns if path.parent != Path("/") else 0
+    return b" %o %d %d %d\n" % (found.st_mode, found.st_size, changes, found.st_ino)
+
+
+def _write_skeleton(root: Path) -> None:
+    for name, mode in _FOLDERS.items():
+        (root / name).mkdir()
+        (root / name).chmod(mode)
+    for name, target in _LINKS.items():
+        (root / name).symlink_to(target)
+    for name in _SYSTEM:
+        if Path("/", name).is_symlink():
+            (root / name).symlink_to(Path("/", name).readlink())
+        elif Path("/", name).is_dir():
+            (root / name).mkdir()
+    home = root / "home" / accounts.USER
+    home.mkdir()
+    if os.geteuid() == 0:
+        os.chown(home, accounts.USER_ID, accounts.USER_ID)
+        _make_devices(root / "dev")
+
+
+def _make_devices(folder: Path) -> None:
+    """An ordinary user cannot: his sandboxes get the machine's own devices bound in."""
+    for name, (major, minor) in _DEVICES.items():
+        os.mknod(folder / name, stat.S_IFCHR, os.makedev(major, minor))
+        (folder / name).chmod(0o666)

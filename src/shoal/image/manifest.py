@@ -1,0 +1,44 @@
+"""What is written down about a layer, and the name that follows from it."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Literal
+
+import msgspec
+from msgspec import Struct, field
+
+
+class Meta(Struct, frozen=True):
+    """How a layer is used, fields as in `Layer`. Part of its digest: two uses of one tree are two layers."""
+
+    target: str = "/"
+    path: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+
+
+class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the store knows of a layer: the fields of `Layer` without the place, and where it came from."""
+
+    digest: str
+    format: Literal["erofs", "directory"]
+    target: str
+    path: tuple[str, ...]
+    env: dict[str, str]
+    needs: tuple[str, ...]
+    tree: str
+    """Digest of the tree alone."""
+    bytes: int
+    """Apparent bytes of its files."""
+    entries: int
+    inputs: str | None
+    """Fingerprint of what it was first built from."""
+    created: float
+    """Seconds since the epoch."""
+
+
+def name_layer(tree_digest: str, meta: Meta) -> str:
+    """The 64 hex digits of a layer: its tree and how it is used, whatever form it is stored in."""
+    facts = msgspec.json.encode(meta, order="deterministic")
+    return hashlib.sha256(b"shoal layer 1\n" + tree_digest.encode() + b"\n" + facts).hexdigest()

@@ -1,0 +1,110 @@
+"""A plan: the flat list of operations by which shoal-init makes a sandbox. All policy is here and in its callers; C walks the list.
+
+A plan can be printed (`str(plan)`) and is sent as bytes. Descriptors are named by number: below `KEPT` they are
+registers of this plan (the descriptors sent along come first), from `KEPT` on they stay with the spawner until dropped.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+NONE: Final = -1
+"""No descriptor; for a directory, the current one."""
+KEPT: Final = 1000
+HOST_MOUNTS, OWN_MOUNTS, HOST_NETWORK, OWN_USERS = KEPT, KEPT + 1, KEPT + 2, KEPT + 3
+"""What every spawner keeps from its start: namespaces of the host's mounts, its own, the host's network, its users."""
+FIRST_FREE_KEY: Final = KEPT + 16
+
+# Name and argument types of each operation; its index is its code in init/setup.c.
+# i integer or descriptor, s text or bytes, l list of texts, n list of integers.
+OPERATIONS: Final = (
+    ("mount", "isil"),
+    ("overlay", "iiiiiln"),
+    ("clone_tree", "iis"),
+    ("idmap", "ii"),
+    ("attributes", "iii"),
+    ("attach", "iis"),
+    ("pivot", "i"),
+    ("enter", "i"),
+    ("mkdir", "isii"),
+    ("open", "iisi"),
+    ("write", "ss"),
+    ("keep", "ii"),
+    ("drop", "i"),
+    ("send", "i"),
+    ("userns", "iss"),
+    ("netns", "iis"),
+    ("netlink", "isi"),
+    ("listen", "iisii"),
+    ("clone", "iissiii"),
+    ("identity", ""),
+    ("join", "i"),
+    ("hostname", "s"),
+    ("rlimit", "iii"),
+    ("commands", "iiin"),
+    ("capabilities", "i"),
+    ("seccomp", "is"),
+)
+_CODES: Final = {name: (code, types) for code, (name, types) in enumerate(OPERATIONS)}
+
+Argument = int | str | bytes | Sequence[str] | Sequence[int]
+
+_int = struct.Struct("<q").pack
+_count = struct.Struct("<I").pack
+
+
+def _text(value: str | bytes) -> bytes:
+    data = value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
+    return _count(len(data)) + data + b"\0"
+
+
+def _encode(kind: str, value: Argument) -> bytes:
+    match kind, value:
+        case "i", int():
+            return _int(value if value < 1 << 63 else value - (1 << 64))
+        case "s", str() | bytes():
+            return _text(value)
+        case "l", [*items]:
+            return _count(len(items)) + b"".join(_text(str(item)) for item in items)
+        case "n", [*items]:
+            return _int(len(items)) + b"".join(_int(int(item)) for item in items)
+    raise TypeError(f"a plan takes no {value!r} where {kind!r} stands")
+
+
+class Plan:
+    """Operations in the order they were added."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[str, tuple[Argument, ...]]] = []
+        self._wire = bytearray()
+
+    def add(self, name: str, *arguments: Argument) -> None:
+        """Appends one operation of `OPERATIONS`."""
+        code, types = _CODES[name]
+        if len(types) != len(arguments):
+            raise TypeError(f"{name} takes {len(types)} arguments, not {len(arguments)}")
+        self.steps.append((name, arguments))
+        self._wire.append(code)
+        for kind, value in zip(types, arguments, strict=True):
+            self._wire += _encode(kind, value)
+
+    def extend(self, other: Plan) -> None:
+        """Appends all of another plan."""
+        self.steps += other.steps
+        self._wire += other.wire()
+
+    def wire(self) -> bytes:
+        return bytes(self._wire)
+
+    def describe(self, index: int) -> str:
+        """One step as text; long bytes are cut."""
+        if index >= len(self.steps):
+            return f"step {index}"
+        name, arguments = self.steps[index]
+        shown = (f"<{len(a)} bytes>" if isinstance(a, bytes) and len(a) > 60 else repr(a) for a in arguments)
+        return f"step {index}, {name}({', '.join(shown)})"
+
+    def __str__(self) -> str:
+        return "\n".join(self.describe(index) for index in range(len(self.steps)))

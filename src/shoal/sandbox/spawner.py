@@ -1,0 +1,185 @@
+"""The node's side of a spawner process: one datagram out with a plan, one back with what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib.resources import files
+from pathlib import Path
+
+from msgspec import Struct
+
+from shoal.errors import PlatformError, SetupFailed
+from shoal.sandbox.plan import Plan
+
+_HEADER = struct.Struct("<IiII")
+_EXIT_NOTICE = 0xFFFFFFFF
+_DESCRIPTORS_MAX = 32
+
+
+class Reply(Struct, frozen=True):
+    """What a plan gave: the pid of the sandbox's init if it made one, and descriptors in the order they were sent."""
+
+    pid: int
+    descriptors: tuple[int, ...]
+
+
+def binary() -> Path:
+    """The compiled helper of this installation."""
+    path = Path(str(files("shoal._bin") / "init"))
+    if not os.access(path, os.X_OK):
+        raise PlatformError(f"{path} is missing: run `make setup`, or reinstall shoal with a C compiler at hand")
+    return path
+
+
+class Spawner:
+    """One long-lived process that makes sandboxes. Not started twice; `close` ends all it made."""
+
+    def __init__(self, on_exit: Callable[[int, int], None], on_lost: Callable[[], None]) -> None:
+        """`on_exit(pid, wait status)` for each sandbox's init; `on_lost()` if the spawner itself dies unasked."""
+        self._on_exit = on_exit
+        self._on_lost = on_lost
+        self._waiting: dict[int, tuple[Plan, asyncio.Future[Reply]]] = {}
+        self._next = 0
+        self._socket: socket.socket | None = None
+        self._pid = 0
+        self._ended: asyncio.Future[None] | None = None
+
+    async def start(self, cleanup: Sequence[str] = (), ids: str = "") -> None:
+        """`cleanup`: directories that the process removes when it ends. `ids`: map of an ordinary user's namespace."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (ours, theirs):
+            # A plan with its network messages and seccomp program must fit in one datagram.
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        ours.setblocking(False)
+        # argv[0] shows in /proc/1/cmdline of every sandbox and the environment would too: neither tells of the host.
+        self._pid = os.posix_spawn(
+            binary(),
+            ["shoal-init", "spawner", "3", *cleanup],
+            {},
+            file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), 3)],
+        )
+        theirs.close()
+        self._socket = ours
+        loop = asyncio.get_running_loop()
+        try:
+            await self._greet(ours, ids)
+        except BaseException:
+            ours.close()
+            os.waitpid(self._pid, 0)
+            raise
+        self._ended = loop.create_future()
+        loop.add_reader(ours.fileno(), self._readable)
+
+    async def _greet(self, ours: socket.socket, ids: str) -> None:
+        loop = asyncio.get_running_loop()
+        hello = await loop.sock_recv(ours, 16)
+        if hello == b"u":
+            write_id_maps(self._pid, ids)
+            await loop.sock_sendall(ours, b"m")
+            hello = await loop.sock_recv(ours, 16)
+        error = int.from_bytes(hello, "little") if len(hello) == 4 else 0
+        if error or len(hello) != 4:
+            raise SetupFailed("start of the spawner", error or 1, "run `shoal doctor` for what is missing")
+
+    async def run(self, plan: Plan, descriptors: Sequence[int] = ()) -> Reply:
+        """Carries out a plan. SetupFailed names the step that failed; nothing of it is left then."""
+        if self._socket is None:
+            raise PlatformError("the spawner is not running")
+        number = self._next = (self._next + 1) % _EXIT_NOTICE
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Reply] = loop.create_future()
+        self._waiting[number] = (plan, future)
+        message = number.to_bytes(4, "little") + plan.wire()
+        while True:
+            try:
+                socket.send_fds(self._socket, [message], list(descriptors))
+                break
+            except BlockingIOError:
+                await asyncio.sleep(0.001)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            # The sandbox may be made already; whoever gave up must not leak it.
+            future.add_done_callback(_discard)
+            raise
+
+    def _readable(self) -> None:
+        assert self._socket is not None
+        for _ in range(64):
+            try:
+                data, descriptors, _, _ = socket.recv_fds(self._socket, 4096, _DESCRIPTORS_MAX)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._lost()
+                return
+            self._take(data, tuple(descriptors))
+
+    def _take(self, data: bytes, descriptors: tuple[int, ...]) -> None:
+        number, error, step, pid = _HEADER.unpack_from(data)
+        if number == _EXIT_NOTICE:
+            self._on_exit(pid, error)
+            return
+        plan, future = self._waiting.pop(number)
+        if error:
+            detail = data[_HEADER.size :].decode("utf-8", "replace")
+            future.set_exception(SetupFailed(plan.describe(step), error, detail))
+        else:
+            future.set_result(Reply(pid, descriptors))
+
+    def _lost(self) -> None:
+        asked = self._ended is None
+        self._disconnect()
+        for _, future in self._waiting.values():
+            if not future.done():
+                future.set_exception(PlatformError("the spawner died"))
+        self._waiting.clear()
+        if not asked:
+            self._on_lost()
+
+    def _disconnect(self) -> None:
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+
+    async def close(self) -> None:
+        """Ends every sandbox it made, and it; returns when all are gone. Idempotent."""
+        if self._ended is None:
+            return
+        self._ended = None
+        self._disconnect()
+        for _ in range(500):
+            with suppress(ChildProcessError):
+                if os.waitpid(self._pid, os.WNOHANG)[0] == 0:
+                    await asyncio.sleep(0.01)
+                    continue
+            return
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+
+
+def _discard(future: asyncio.Future[Reply]) -> None:
+    if future.cancelled() or future.exception():
+        return
+    reply = future.result()
+    if reply.pid:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(reply.descriptors[0] if False else os.pidfd_open(reply.pid), signal.SIGKILL)
+    for descriptor in reply.descriptors:
+        os.close(descriptor)
+
+
+def write_id_maps(pid: int, ids: str) -> None:
+    """Maps an ordinary user's namespace: root inside is the user; more ids only by `newuidmap`, where it is allowed."""
+    Path(f"/proc/{pid}/setgroups").write_text("deny")
+    Path(f"/proc/{pid}/uid_map").write_text(f"0 {os.geteuid()} 1")
+    Path(f"/proc/{pid}/gid_map").write_text(f"0 {os.getegid()} 1")
