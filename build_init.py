@@ -51,10 +51,10 @@ if __name__ == "__main__":
 else:
     from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-    class InitHook(BuildHookInterface):  # type: ignore[type-arg,misc]
+    class InitHook(BuildHookInterface):  # type: ignore[misc]
         """Makes the wheel carry the compiled helper and the platform tag that goes with it."""
 
-        def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        def initialize(self, _version: str, build_data: dict[str, Any]) -> None:
             build()
             machine = platform.machine()
             build_data["pure_python"] = False

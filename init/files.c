@@ -234,6 +234,10 @@ _Noreturn void file_operation(const struct request *q) {
     case FILE_RENAME:
         if (!q->argv[1]) finish(EINVAL);
         finish(rename(path, q->argv[1]) ? errno : 0);
+    case FILE_SYMLINK:
+        if (!q->argv[1]) finish(EINVAL);
+        make_parents(path);
+        finish(symlink(q->argv[1], path) ? errno : 0);
     default: finish(ENOSYS);
     }
     check(!fflush(stdout));

@@ -94,10 +94,12 @@ struct request {                        /* a SPAWN or FILE frame, decoded; point
 enum { WITH_STDIN = 1, WITH_TTY = 2, MERGE_STDERR = 4 };
 enum spawn_step { STEP_REQUEST = 1, STEP_PIPES, STEP_CLONE, STEP_CGROUP, STEP_TTY, STEP_IDENTITY, STEP_CWD, STEP_EXEC };
 
-struct cgroup_slot {                    /* a command's own cgroup; reused once it is empty */
+struct cgroup_slot {                    /* a command's own cgroup; reused once it is empty, unless `spent` */
+    unsigned name;
     int dir, cpu_stat;
     uint64_t cpu_before;                /* microseconds used by earlier commands */
     bool taken;
+    bool spent;                         /* cgroup.kill was used on it */
 };
 struct child {
     pid_t pid;
@@ -114,7 +116,7 @@ uint32_t oom_kills(const struct inside *in);
 
 /* ---- files.c --------------------------------------------------------------------------------- */
 
-enum { FILE_READ = 1, FILE_WRITE, FILE_APPEND, FILE_LIST, FILE_STAT, FILE_MKDIR, FILE_REMOVE, FILE_RENAME };
+enum { FILE_READ = 1, FILE_WRITE, FILE_APPEND, FILE_LIST, FILE_STAT, FILE_MKDIR, FILE_REMOVE, FILE_RENAME, FILE_SYMLINK };
 _Noreturn void file_operation(const struct request *q); /* in a child of init: data on 0 and 1, errno as exit code */
 
 #endif

@@ -113,6 +113,14 @@ static int op_mount(struct setup *s) {
     return error ? error : create_mount(s, out, fs, attributes);
 }
 
+static void raise_capabilities(void) {
+    struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+    struct __user_cap_data_struct data[2];
+    syscall(SYS_capget, &header, data);
+    for (int i = 0; i < 2; i++) data[i].effective = data[i].permitted;
+    syscall(SYS_capset, &header, data);
+}
+
 /* Since Linux 6.13 overlay takes descriptors; before, the path of one in /proc does the same. */
 static int overlay_directory(int fs, const char *key, int fd) {
     if (!syscall(SYS_fsconfig, fs, FSCONFIG_SET_FD, key, NULL, fd)) return 0;
@@ -144,17 +152,12 @@ static int op_overlay(struct setup *s) {
     if (overlay_directory(fs, "workdir", work)) return fs_error(s, fs, errno, "workdir");
     /* Overlay probes its work directory with the mounter's fsuid. One that the id-mapped upper does not map makes
      * the mount succeed and be read-only; and changing fsuid drops capabilities, which are taken back here. */
-    struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
-    struct __user_cap_data_struct before[2], full[2];
-    syscall(SYS_capget, &header, before);
     setfsgid(owner);
     setfsuid(owner);
-    memcpy(full, before, sizeof full);
-    syscall(SYS_capset, &header, full);
+    raise_capabilities();
     error = create_mount(s, out, fs, attributes);
     setfsuid(0);
     setfsgid(0);
-    syscall(SYS_capset, &header, before);
     return error;
 }
 
@@ -393,7 +396,7 @@ static int op_clone(struct setup *s) {
     uid_t owner = (uid_t)read_int(&s->plan);
     const char *uids = read_text(&s->plan), *gids = read_text(&s->plan);
     int network = read_fd(s), home = read_fd(s);
-    int channel = read_fd(s);
+    int channel = read_fd(s), cgroup = read_fd(s);
     if (s->plan.bad) return EBADMSG;
     int sync[2], pidfd = -1;
     if (pipe2(sync, O_CLOEXEC)) return errno;
@@ -402,9 +405,15 @@ static int op_clone(struct setup *s) {
         close(sync[0]), close(sync[1]);
         return error;
     }
-    /* The owner of a user namespace is the effective uid of its maker; kernel accounts hang on it. */
+    /* The owner of a user namespace is the effective uid of its maker; kernel accounts hang on it. The capabilities that
+     * go with the change are needed to place the child in its cgroup. */
     syscall(SYS_setresuid, -1, owner, -1);
+    raise_capabilities();
     struct clone_args args = {.flags = flags | CLONE_PIDFD, .pidfd = (uint64_t)(uintptr_t)&pidfd, .exit_signal = SIGCHLD};
+    if (cgroup != AT_FDCWD) {
+        args.flags |= CLONE_INTO_CGROUP;
+        args.cgroup = (uint64_t)cgroup;
+    }
     pid_t pid = (pid_t)syscall(SYS_clone3, &args, sizeof args);
     int error = pid < 0 ? fail(s, errno, "clone3") : 0;
     if (pid == 0) {
@@ -442,6 +451,11 @@ static int op_join(struct setup *s) {
     int fd = read_fd(s);
     if (s->plan.bad) return EBADMSG;
     return write_all(fd, "0", 1) ? errno : 0; /* oneself, by "0": moving another waits for a grace period */
+}
+
+static int op_unshare(struct setup *s) {
+    int flags = (int)read_int(&s->plan);
+    return s->plan.bad ? EBADMSG : unshare(flags) ? errno : 0;
 }
 
 static int op_hostname(struct setup *s) {
@@ -500,7 +514,7 @@ static int op_seccomp(struct setup *s) {
 static int (*const operations[])(struct setup *) = {
     op_mount,    op_overlay, op_clone_tree, op_idmap,   op_attributes, op_attach,  op_pivot,        op_enter, op_mkdir, op_open,
     op_write,    op_keep,    op_drop,       op_send,    op_userns,     op_netns,   op_netlink,      op_listen, op_clone,
-    op_identity, op_join,    op_hostname,   op_rlimit,  op_commands,   op_capabilities, op_seccomp,
+    op_identity, op_join,    op_unshare,    op_hostname,   op_rlimit,  op_commands,   op_capabilities, op_seccomp,
 };
 
 void setup_init(struct setup *s, int *kept, const uint8_t *plan, size_t length, const int *fds, size_t count) {

@@ -63,23 +63,42 @@ static bool group_empty(const struct cgroup_slot *g) {
 }
 
 static struct cgroup_slot *make_group(int parent) {
+    static unsigned next;
     if (group_total == GROUPS_MAX) return NULL;
     char name[16];
-    snprintf(name, sizeof name, "%zu", group_total);
-    if (mkdirat(parent, name, 0755) && errno != EEXIST) return NULL;
+    snprintf(name, sizeof name, "%u", next);
+    if (mkdirat(parent, name, 0755)) return NULL;
     int dir = openat(parent, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (dir < 0) return NULL;
     struct cgroup_slot *g = allocate(sizeof *g);
+    g->name = next++;
     g->dir = dir;
     g->cpu_stat = openat(dir, "cpu.stat", O_RDONLY | O_CLOEXEC);
     return groups[group_total++] = g;
 }
 
-/* A group whose command has ended but which still has background processes is not taken again until they are gone. */
+static void remove_group(int parent, size_t index) {
+    struct cgroup_slot *g = groups[index];
+    char name[16];
+    snprintf(name, sizeof name, "%u", g->name);
+    close(g->cpu_stat);
+    close(g->dir);
+    unlinkat(parent, name, AT_REMOVEDIR);
+    groups[index] = groups[--group_total];
+    free(g);
+}
+
+/* A group whose command has ended but which still has background processes is not taken again until they are gone. One
+ * that was killed is never taken again: since Linux 6.14 a child that is cloned into it is killed at birth, because the
+ * kernel compares the kill counter of the parent's group with that of the child's. */
 static struct cgroup_slot *take_group(int parent) {
     struct cgroup_slot *found = NULL;
-    for (size_t i = 0; !found && i < group_total; i++)
-        if (!groups[i]->taken && group_empty(groups[i])) found = groups[i];
+    for (size_t i = group_total; i-- > 0;) {
+        struct cgroup_slot *g = groups[i];
+        if (g->taken || (found && !g->spent) || !group_empty(g)) continue;
+        if (g->spent) remove_group(parent, i);
+        else found = g;
+    }
     if (!found) found = make_group(parent);
     if (found) found->taken = true;
     return found;
@@ -147,7 +166,9 @@ static void kill_descendants(pid_t root, int signal) {
 void kill_tree(const struct child *c, int signal) {
     if (!c->group) {
         kill_descendants(c->pid, signal);
-    } else if (signal != SIGKILL || write_file(c->group->dir, "cgroup.kill", "1", 1)) {
+    } else if (signal == SIGKILL && !write_file(c->group->dir, "cgroup.kill", "1", 1)) {
+        c->group->spent = true;
+    } else {
         kill(-c->pid, signal);
     }
 }

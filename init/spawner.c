@@ -88,7 +88,8 @@ static int raise_open_files(void) {
     return setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-/* Directories of ours to remove at the end, opened now because their paths are out of reach later. */
+/* Directories of ours to remove at the end, opened now because their paths are out of reach later. The arguments are
+ * wiped: every init shows them in /proc/1/cmdline, and they tell of the host. */
 static int remember_cleanup(struct spawner *s, char **paths) {
     for (; *paths && s->cleanup_count < CLEANUP_MAX; paths++) {
         char *slash = strrchr(*paths, '/');
@@ -97,7 +98,10 @@ static int remember_cleanup(struct spawner *s, char **paths) {
         int parent = open(*paths, O_PATH | O_DIRECTORY | O_CLOEXEC);
         if (parent < 0) return -1;
         s->cleanup_parent[s->cleanup_count] = parent;
-        s->cleanup_name[s->cleanup_count++] = slash + 1;
+        s->cleanup_name[s->cleanup_count++] = strdup(slash + 1);
+        size_t name = strlen(slash + 1);
+        memset(slash + 1, 0, name);
+        memset(*paths, 0, strlen(*paths));
     }
     return 0;
 }

@@ -11,9 +11,7 @@ from shoal.errors import InvalidRequest
 
 KiB, MiB, GiB = 1 << 10, 1 << 20, 1 << 30
 
-Verdict = Literal[
-    "ok", "policy_timeout", "policy_oom", "policy_limit", "platform_error", "platform_lost", "cancelled"
-]
+Verdict = Literal["ok", "policy_timeout", "policy_oom", "policy_limit", "platform_error", "platform_lost", "cancelled"]
 Limit = Literal["timeout", "silence", "memory", "processes", "disk", "output"]
 State = Literal["creating", "running", "gone"]
 

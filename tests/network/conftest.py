@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.network.namespace import Recipe
+from shoal.network.namespace import Recipe, filtered, isolated
 
 EXECUTOR = Path(__file__).with_name("executor.py")
 
@@ -62,3 +62,13 @@ Enter = Callable[[Recipe], Namespace]
 def make_namespace() -> Iterator[Enter]:
     with ExitStack() as stack:
         yield lambda recipe: stack.enter_context(enter(recipe, len(recipe.listeners)))
+
+
+@pytest.fixture(scope="module")
+def filtered_namespace(make_namespace: Enter) -> Namespace:
+    return make_namespace(filtered())
+
+
+@pytest.fixture(scope="module")
+def isolated_namespace(make_namespace: Enter) -> Namespace:
+    return make_namespace(isolated())

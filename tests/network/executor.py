@@ -1,4 +1,4 @@
-"""Carries out a `Recipe` in a fresh network namespace, as the spawner's C code does, and runs programs in there.
+"""Carries out a `Recipe` in a fresh network namespace, as the spawner does, and runs programs in there.
 
 Started as a program with a Unix socket as its argument. It becomes root of a user namespace that owns the
 network namespace; what it runs sits in another one, as a sandbox does, and has no power over the network.

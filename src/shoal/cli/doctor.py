@@ -11,7 +11,7 @@ import msgspec
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from shoal.node.doctor import image, report
 from shoal.node.doctor.finding import Finding
@@ -26,9 +26,7 @@ def doctor(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
     data: Annotated[Path | None, typer.Option(help="The data folder, if not the usual one.")] = None,
-    inside: Annotated[
-        bool, typer.Option("--inside", help="Look at the image this runs in, not the machine.")
-    ] = False,
+    inside: Annotated[bool, typer.Option("--inside", help="Look at the image this runs in, not the machine.")] = False,
 ) -> None:
     """Try what sandboxes need of this machine; exits with 4 if they cannot run here."""
     if inside:
@@ -65,15 +63,11 @@ def _print_report(result: report.Report) -> None:
 
 
 def _print_findings(console: Console, findings: Sequence[Finding]) -> None:
-    for group, members in groupby(
-        sorted(findings, key=_group_order(findings)), lambda finding: finding.group
-    ):
+    for group, members in groupby(sorted(findings, key=_group_order(findings)), lambda finding: finding.group):
         console.print(_table(group, list(members)))
     for finding in findings:
         if finding.status in ("warn", "fail"):
-            console.print(
-                f"[{COLOURS[finding.status]}]{finding.id}[/]: {escape(finding.why)}", highlight=False
-            )
+            console.print(f"[{COLOURS[finding.status]}]{finding.id}[/]: {escape(finding.why)}", highlight=False)
             console.print(f"    {escape(finding.fix)}", highlight=False, soft_wrap=True)
 
 
@@ -84,7 +78,16 @@ def _group_order(findings: Sequence[Finding]) -> Callable[[Finding], int]:
 
 
 def _table(group: str, findings: Sequence[Finding]) -> Table:
-    table = Table("", "", "", title=group, title_justify="left", show_header=False, box=None, pad_edge=False)
+    table = Table(
+        "",
+        "",
+        Column(overflow="fold"),
+        title=group,
+        title_justify="left",
+        show_header=False,
+        box=None,
+        pad_edge=False,
+    )
     for finding in findings:
         status = f"[{COLOURS[finding.status]}]{finding.status}[/]"
         table.add_row(status, escape(finding.title), escape(finding.detail))

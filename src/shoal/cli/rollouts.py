@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,18 +19,14 @@ CAPACITY, PLATFORM = 3, 4
 def rollouts(
     tasks: Annotated[str, typer.Option(help="pypi, pypi-hanging, or a manifest (.jsonl).")],
     agent: Annotated[str, typer.Option(help='oracle, noop, "cmd: ...", or pkg.mod:Class.')],
-    task: Annotated[
-        list[str] | None, typer.Option(help="Only tasks whose id matches; may be repeated.")
-    ] = None,
+    task: Annotated[list[str] | None, typer.Option(help="Only tasks whose id matches; may be repeated.")] = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Only so many, those with the shortest recorded tests.")
     ] = None,
     group: Annotated[int, typer.Option(min=1, help="Rollouts of each task.")] = 1,
     parallel: Annotated[int, typer.Option(min=1, help="Rollouts at once.")] = 8,
     agent_limit: Annotated[float, typer.Option(min=1, help="Seconds that an agent gets.")] = 1800.0,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for results.jsonl and report.json.", file_okay=False)
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for results.jsonl and report.json.", file_okay=False)] = None,
     resume: Annotated[bool, typer.Option(help="Leave out what is finished in --out.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON and nothing else.")] = False,
 ) -> None:
@@ -41,7 +36,7 @@ def rollouts(
 
     if resume and out is None:
         raise InvalidRequest("resume", "needs --out DIR, the folder of the run to go on with")
-    sys.path.insert(0, os.getcwd())  # where users keep the module of pkg.mod:Class
+    sys.path.insert(0, str(Path.cwd()))  # where users keep the module of pkg.mod:Class
     chosen = select_tasks(load_tasks(tasks), task or (), limit)
     with progress_bar() as show:
         report = run(
@@ -67,8 +62,8 @@ def progress_bar() -> Iterator[Callable[[Progress], None]]:
     from rich.progress import Progress as Bar
 
     columns = (
-        BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeElapsedColumn(), TextColumn("left"),
-        TimeRemainingColumn(), TextColumn("{task.fields[last]}"),
+        BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeElapsedColumn(),
+        TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[last]}"),
     )  # fmt: skip
     console = Console(stderr=True)
     with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -88,12 +83,12 @@ def print_report(report: Report, *, as_json: bool) -> None:
     from rich.console import Console
 
     from shoal.rollouts.batch import encode_report
-    from shoal.rollouts.report import as_table
+    from shoal.rollouts.report import summary
 
     if as_json:
         sys.stdout.write(encode_report(report).decode())
     else:
-        Console().print(as_table(report))
+        Console().print(summary(report))
     for rollout in report.failures:
         why = rollout.error.message if rollout.error else rollout.note
         print(f"{rollout.task}: {rollout.verdict}: {' '.join(why.split())[:300]}", file=sys.stderr)

@@ -32,11 +32,7 @@ def _system_lines(file: Path, fields: int) -> list[list[str]]:
         lines = [line.split(":") for line in file.read_text(errors="replace").splitlines()]
     except OSError:
         lines = []
-    found = [
-        line
-        for line in lines
-        if len(line) == fields and _is_system(line[2]) and line[0] not in ("root", USER)
-    ]
+    found = [line for line in lines if len(line) == fields and _is_system(line[2]) and line[0] not in ("root", USER)]
     root = ["root", "x", "0", "0", "", "/root", "/bin/bash"] if fields == 7 else ["root", "x", "0", ""]
     return [root, *found]
 

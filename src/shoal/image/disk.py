@@ -42,16 +42,11 @@ def reporting_full(folder: Path) -> Iterator[None]:
 
 def replace_file(file: Path, content: bytes, tmp: Path) -> None:
     """Write a file whole or not at all: aside in `tmp` (same file system), flushed, renamed over `file`."""
-    fd, name = tempfile.mkstemp(dir=tmp)
-    try:
-        with os.fdopen(fd, "wb") as aside:
-            aside.write(content)
-            aside.flush()
-            os.fsync(aside.fileno())
-        Path(name).rename(file)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with tempfile.NamedTemporaryFile(dir=tmp, delete=False) as aside:
+        aside.write(content)
+        aside.flush()
+        os.fsync(aside.fileno())
+    Path(aside.name).rename(file)
 
 
 def flush(folder: Path) -> None:

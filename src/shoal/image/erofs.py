@@ -21,6 +21,9 @@ _FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 0, 1, 6
 _CLOEXEC = 1
 _MOUNT_ATTR_RDONLY = 1
 _UUID = "00000000-0000-0000-0000-000000000000"
+_LATEST = "4102444800"
+"""Later times of files become this one, the year 2100, and it stands in the superblock in place of today's.
+(Option -T would give every file one time, and then no .pyc in the tree would hold.)"""
 
 
 def pack(source: Path, target: Path, *, limits: Limits | None = None, timeout: float = 1800) -> None:
@@ -39,15 +42,13 @@ def pack(source: Path, target: Path, *, limits: Limits | None = None, timeout: f
 
 
 def _run_mkfs(source: Path, target: Path, most: int, timeout: float) -> None:
-    # -T alone would give every file one time, and then no .pyc of the tree would be valid; --preserve-mtime
-    # after it keeps the files' own, and the fixed time goes to the superblock only.
-    command = ["mkfs.erofs", "-zlz4hc,3", "-C65536", f"-U{_UUID}", "-T1", "--preserve-mtime", "--quiet"]
+    command = ["mkfs.erofs", "-zlz4hc,3", "-C65536", f"-U{_UUID}", "--quiet"]
     process = subprocess.Popen(
         [*command, str(target), str(source)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
+        env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "SOURCE_DATE_EPOCH": _LATEST},
     )
     with process:
         try:

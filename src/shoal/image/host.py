@@ -61,12 +61,22 @@ def host(store: Store, environ: Mapping[str, str] | None = None) -> Image:
         name="host",
         digest=f"sha256:{hashlib.sha256(digests.encode()).hexdigest()}",
         layers=(*layers, curated),
-        env={"PATH": _PATH, "LANG": "C.UTF-8", **etc.ca_variables(environ)},
+        env={"PATH": _PATH, "LANG": "C.UTF-8", **_ca_variables(curated, environ)},
     )
 
 
 def _system_layer(path: Path) -> Layer:
     return Layer(digest=f"host:{path}", source=str(path), target=str(path))
+
+
+def _ca_variables(curated: Layer, environ: Mapping[str, str]) -> dict[str, str]:
+    """Those whose file came along."""
+    found = etc.ca_variables(environ)
+    return {
+        name: path
+        for name, path in found.items()
+        if path.startswith("/usr/") or Path(curated.source, path.lstrip("/")).exists()
+    }
 
 
 def _curated(store: Store, environ: Mapping[str, str]) -> Layer:
@@ -89,20 +99,17 @@ def _build(store: Store, environ: Mapping[str, str], inputs: str) -> Layer:
 def _fingerprint(environ: Mapping[str, str]) -> str:
     """By names, times and sizes, not by contents: this is asked for at every start."""
     facts = hashlib.sha256(f"host {_REVISION} {os.geteuid()}\n{etc.ca_variables(environ)}\n".encode())
-    for path in (*(Path("/", name) for name in _SYSTEM), *etc.inputs(environ)):
+    for path in (*(f"/{name}" for name in _SYSTEM), *etc.inputs(environ)):
         facts.update(os.fsencode(path) + _look(path))
     return facts.hexdigest()
 
 
-def _look(path: Path) -> bytes:
+def _look(path: str) -> bytes:
     try:
-        found = path.lstat()
+        found = os.lstat(path)
     except OSError:
         return b" -\n"
-    if stat.S_ISLNK(found.st_mode):
-        return b" " + os.fsencode(path.readlink()) + b"\n"
-    changes = found.st_mtime_ns if path.parent != Path("/") else 0
-    return b" %o %d %d %d\n" % (found.st_mode, found.st_size, changes, found.st_ino)
+    return b" %o %d %d %d\n" % (found.st_mode, found.st_size, found.st_mtime_ns, found.st_ino)
 
 
 def _write_skeleton(root: Path) -> None:
@@ -120,11 +127,14 @@ def _write_skeleton(root: Path) -> None:
     home.mkdir()
     if os.geteuid() == 0:
         os.chown(home, accounts.USER_ID, accounts.USER_ID)
-        _make_devices(root / "dev")
+    _make_devices(root / "dev")
 
 
 def _make_devices(folder: Path) -> None:
-    """An ordinary user cannot: his sandboxes get the machine's own devices bound in."""
+    """For an ordinary user, who can make none, files over which a sandbox binds the machine's own."""
     for name, (major, minor) in _DEVICES.items():
-        os.mknod(folder / name, stat.S_IFCHR, os.makedev(major, minor))
+        if os.geteuid() == 0:
+            os.mknod(folder / name, stat.S_IFCHR, os.makedev(major, minor))
+        else:
+            (folder / name).touch()
         (folder / name).chmod(0o666)

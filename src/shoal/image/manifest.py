@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from typing import Literal
 
 import msgspec
 from msgspec import Struct, field
+
+from shoal.image.tree import Identity
 
 
 class Meta(Struct, frozen=True):
@@ -38,7 +41,24 @@ class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Seconds since the epoch."""
 
 
-def name_layer(tree_digest: str, meta: Meta) -> str:
+def describe(identity: Identity, form: Literal["erofs", "directory"], meta: Meta, inputs: str | None) -> Manifest:
+    """The manifest of a layer made now."""
+    return Manifest(
+        digest=f"sha256:{_name(identity.digest, meta)}",
+        format=form,
+        tree=identity.digest,
+        bytes=identity.size.bytes,
+        entries=identity.size.entries,
+        inputs=inputs,
+        created=time.time(),
+        target=meta.target,
+        path=meta.path,
+        env=meta.env,
+        needs=meta.needs,
+    )
+
+
+def _name(tree: str, meta: Meta) -> str:
     """The 64 hex digits of a layer: its tree and how it is used, whatever form it is stored in."""
     facts = msgspec.json.encode(meta, order="deterministic")
-    return hashlib.sha256(b"shoal layer 1\n" + tree_digest.encode() + b"\n" + facts).hexdigest()
+    return hashlib.sha256(b"shoal layer 1\n" + tree.encode() + b"\n" + facts).hexdigest()

@@ -17,7 +17,6 @@ import contextlib
 import os
 import re
 import tempfile
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -26,7 +25,7 @@ import msgspec
 
 from shoal.errors import InvalidRequest, NotFound, PlatformError, Unsupported
 from shoal.image import capture, disk, erofs, lock, tree
-from shoal.image.manifest import Manifest, Meta, name_layer
+from shoal.image.manifest import Manifest, Meta, describe
 from shoal.image.tree import Size
 from shoal.types import Layer, MiB
 
@@ -66,7 +65,7 @@ class Store:
     # Looking up
 
     def get(self, key: str) -> Layer:
-        """A layer by digest, a unique beginning of it (8 digits or more) or name. NotFound, InvalidRequest."""
+        """A layer by digest, a unique beginning of one (8 digits or more) or name; NotFound if none."""
         return self._layer(self.manifest(key))
 
     def manifest(self, key: str) -> Manifest:
@@ -84,7 +83,9 @@ class Store:
     def find(self, inputs: str) -> Layer | None:
         """The layer that was built from these inputs, if it is here."""
         digest = _read_link(self._inputs / _check_fingerprint(inputs))
-        return self.get(digest) if digest and self.exists(digest) else None
+        with contextlib.suppress(NotFound):
+            return self.get(digest) if digest else None
+        return None
 
     def list(self) -> tuple[Manifest, ...]:
         """All layers, the oldest first."""
@@ -154,10 +155,8 @@ class Store:
     def bind_name(self, name: str, digest: str) -> None:
         """Let `name` stand for a layer; a name may be bound anew."""
         if _NAME.fullmatch(name) is None or _PREFIX.fullmatch(name):
-            raise InvalidRequest(
-                "name", f"letters, digits and . _ : @ + = - (and not a digest), not {name!r}"
-            )
-        self._write_link(self._names / name, self.get(digest).digest)
+            raise InvalidRequest("name", f"letters, digits and . _ : @ + = - (and not a digest), not {name!r}")
+        self._write(self._names / name, self.get(digest).digest.encode())
 
     def remove(self, key: str) -> None:
         """Delete a layer. A mounted EROFS file stays until it is unmounted; a directory is gone at once."""
@@ -171,7 +170,7 @@ class Store:
         file = self.root / "version"
         if not file.exists():
             self._tmp.mkdir(exist_ok=True)
-            disk.replace_file(file, b"%d\n" % FORMAT, self._tmp)
+            self._write(file, b"%d\n" % FORMAT)
         text = file.read_text().strip()
         if text != str(FORMAT):
             way = "upgrade Shoal, or keep its store in another folder"
@@ -179,12 +178,7 @@ class Store:
 
     def _sweep(self) -> None:
         for folder in self._tmp.iterdir():
-            if folder.is_file():
-                # A link being written: microseconds in a living process.
-                with contextlib.suppress(FileNotFoundError):
-                    if time.time() - folder.stat().st_mtime > 3600:
-                        folder.unlink()
-            elif (fd := lock.hold_folder(folder)) is not None:
+            if (fd := lock.hold_folder(folder)) is not None:
                 tree.remove(folder)
                 os.close(fd)
 
@@ -222,7 +216,8 @@ class Store:
             identity = tree.identify(root)
         finally:
             os.close(root)
-        digest = name_layer(identity.digest, meta)
+        manifest = describe(identity, form, meta, inputs)
+        digest = manifest.digest.removeprefix("sha256:")
         if not (self._layers / digest).exists():
             layer = folder / "layer"
             layer.mkdir(0o700)
@@ -231,22 +226,11 @@ class Store:
                 erofs.pack(source, layer / "image.erofs")
             else:
                 source.rename(layer / "tree")
-            fields = {name: getattr(meta, name) for name in meta.__struct_fields__}
-            manifest = Manifest(
-                digest=f"sha256:{digest}",
-                format=form,
-                tree=identity.digest,
-                bytes=identity.size.bytes,
-                entries=identity.size.entries,
-                inputs=inputs,
-                created=time.time(),
-                **fields,
-            )
             (layer / "manifest.json").write_bytes(msgspec.json.encode(manifest))
             self._settle(layer, digest)
         if inputs is not None:
-            self._write_link(self._inputs / _check_fingerprint(inputs), f"sha256:{digest}")
-        return self.get(digest)
+            self._write(self._inputs / _check_fingerprint(inputs), manifest.digest.encode())
+        return self.get(manifest.digest)
 
     def _settle(self, layer: Path, digest: str) -> None:
         """Flush a finished layer and put it in its place; another process may have been there first."""
@@ -265,9 +249,7 @@ class Store:
         except FileNotFoundError as error:
             raise NotFound(f"no layer sha256:{digest} in {self.root}") from error
         except msgspec.MsgspecError as error:
-            raise PlatformError(
-                f"{file} is damaged ({error}); remove its folder and build it again"
-            ) from error
+            raise PlatformError(f"{file} is damaged ({error}); remove its folder and build it again") from error
 
     def _layer(self, manifest: Manifest) -> Layer:
         file = "tree" if manifest.format == "directory" else "image.erofs"
@@ -300,16 +282,14 @@ class Store:
         else:
             found = [name for name in os.listdir(self._layers) if name.startswith(prefix)]
         if len(found) > 1:
-            raise InvalidRequest(
-                "layer", f"{prefix} is the beginning of {len(found)} digests; give more of it"
-            )
+            raise InvalidRequest("layer", f"{prefix} is the beginning of {len(found)} digests; give more of it")
         if not found:
             raise NotFound(f"no layer sha256:{prefix} in {self.root}")
         return found[0]
 
-    def _write_link(self, file: Path, digest: str) -> None:
-        with disk.reporting_full(self.root):
-            disk.replace_file(file, digest.encode(), self._tmp)
+    def _write(self, file: Path, content: bytes) -> None:
+        with self.stage() as folder:
+            disk.replace_file(file, content, folder)
 
 
 def _check_fingerprint(inputs: str) -> str:

@@ -223,9 +223,7 @@ def kept_attributes(fd: int) -> dict[bytes, bytes]:
 
 def _is_kept(name: bytes) -> bool:
     overlay = b"user.overlay."
-    return (
-        not name.startswith(overlay) or name == overlay + b"opaque" or name.startswith(overlay + b"overlay.")
-    )
+    return not name.startswith(overlay) or name == overlay + b"opaque" or name.startswith(overlay + b"overlay.")
 
 
 def show(path: bytes) -> str:

@@ -137,9 +137,7 @@ def answer(packet: bytes, names: NameTable, allowed: Callable[[str], bool]) -> b
     if (question.kind, question.network) != (_ADDRESS, _INTERNET):
         return _reply(question, 0, b"")
     address = IPv4Address(names.address(question.name))
-    return _reply(
-        question, 0, struct.pack(">HHHIH", _NAME_POINTER, _ADDRESS, _INTERNET, TTL, 4) + address.packed
-    )
+    return _reply(question, 0, struct.pack(">HHHIH", _NAME_POINTER, _ADDRESS, _INTERNET, TTL, 4) + address.packed)
 
 
 def _reply(question: Question, code: int, record: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""The way out of one sandbox: answers DNS, accepts redirected connections, opens the allowed ones from the host.
+"""The way out of one sandbox: answers DNS, accepts redirected connections, opens those allowed.
 
     accept -> original destination -> name (own table) -> policy -> TLS server name
            -> resolve -> policy again, by address -> connect -> relay
@@ -29,7 +29,7 @@ from shoal.network.relay import Traffic, relay
 _ORIGINAL_DESTINATION = 80  # SO_ORIGINAL_DST of linux/netfilter_ipv4.h
 _ADDRESSES_TRIED = 4
 _RESOLVED_AT_ONCE = 4
-_QUERIES_PER_SECOND, _QUERIES_AT_ONCE = 500, 200
+_QUERIES_PER_SECOND, _QUERIES_AT_ONCE = 1000, 500
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -123,9 +123,7 @@ class Egress:
 
     def _allows_name(self, name: str) -> bool:
         decision = self.policy.decide_name(name)
-        event = Event(
-            kind="resolve", time=time.time(), allowed=decision.allowed, name=name, rule=decision.rule
-        )
+        event = Event(kind="resolve", time=time.time(), allowed=decision.allowed, name=name, rule=decision.rule)
         self._audit(event)
         return decision.allowed
 
@@ -284,15 +282,9 @@ async def _accept(listener: socket.socket) -> socket.socket:
         try:
             connection, _ = await loop.sock_accept(listener)
         except OSError as error:
-            if error.errno not in (
-                errno.ECONNABORTED,
-                errno.EMFILE,
-                errno.ENFILE,
-                errno.ENOMEM,
-                errno.ENOBUFS,
-            ):
+            if error.errno in (errno.EBADF, errno.EINVAL, errno.ENOTSOCK):
                 raise
-            await asyncio.sleep(0.05)  # out of descriptors: others must give some back first
+            await asyncio.sleep(0.05)  # out of descriptors, mostly: others must give some back first
         else:
             connection.setblocking(False)
             return connection

@@ -1,8 +1,8 @@
 """The package index that this machine's pip and uv are set to use, and what a build needs to use the same.
 
-Read in pip's order (global, user and site files, PIP_CONFIG_FILE, environment; a section [install] goes before
-[global]) and in uv's (environment, the user's uv.toml, the system's). uv's index, where one is set, goes before
-pip's; lists are joined.
+Read in pip's order (global, user and site files, PIP_CONFIG_FILE, environment; a section [install] goes
+before [global]) and in uv's (environment, the user's uv.toml, the system's). uv's index, where one is set,
+goes before pip's; lists are joined.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def read_package_index(
 ) -> PackageIndex:
     """This machine's settings, of the user whose environment and home these are. `root` is where /etc is.
 
-    Raises InvalidRequest, naming the file, for settings that can't be read. Local folders that don't exist are
-    left out: pip only warns of them, uv fails.
+    Raises InvalidRequest, naming the file, for settings that can't be read. Local folders that don't exist
+    are left out: pip only warns of them, uv fails.
     """
     environ = os.environ if environ is None else environ
     home = Path.home() if home is None else home
@@ -114,13 +114,9 @@ def read_package_index(
         extra_index_urls=_unique(filter(_present, extras)),
         find_links=_unique(filter(_present, find_links)),
         trusted_hosts=_unique((*uv["allow-insecure-host"], *pip.get("trusted-host", "").split())),
-        ca_bundle=environ.get("SSL_CERT_FILE")
-        or pip.get("cert")
-        or environ.get("REQUESTS_CA_BUNDLE")
-        or None,
+        ca_bundle=environ.get("SSL_CERT_FILE") or pip.get("cert") or environ.get("REQUESTS_CA_BUNDLE") or None,
         constraints=_unique(_absolute(path, home) for path in constraints),
-        no_index=pip.get("no-index", "").lower() in ("1", "true", "yes", "on", "y", "t")
-        or uv["no-index"] == ["true"],
+        no_index=pip.get("no-index", "").lower() in ("1", "true", "yes", "on", "y", "t") or uv["no-index"] == ["true"],
     )
 
 
@@ -184,9 +180,7 @@ def _uv_settings(environ: Mapping[str, str], home: Path, root: Path) -> dict[str
     """Each setting with its values, the most important first."""
     settings: dict[str, list[str]] = {key: [] for key in _UV_KEYS}
     for key, variable, separator in _UV_VARIABLES:
-        settings[key] += [
-            _unnamed(value, environ) for value in environ.get(variable, "").split(separator) if value
-        ]
+        settings[key] += [_unnamed(value, environ) for value in environ.get(variable, "").split(separator) if value]
     for path in _uv_files(environ, home, root):
         for key, values in _read_toml(path).items():
             settings[key] += values
@@ -233,9 +227,7 @@ def _unnamed(entry: str, environ: Mapping[str, str]) -> str:
     if not user and not secret:
         return named[2]
     parts = urlsplit(named[2])
-    return urlunsplit(
-        parts._replace(netloc=f"{quote(user, safe='')}:{quote(secret, safe='')}@{parts.netloc}")
-    )
+    return urlunsplit(parts._replace(netloc=f"{quote(user, safe='')}:{quote(secret, safe='')}@{parts.netloc}"))
 
 
 # -- places --------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """What a sandbox's network namespace consists of, as data: a `Recipe` that is carried out inside a fresh one.
 
-No packet leaves it. A default route of type `local` makes every address this machine; nf_tables rules lead what
-may have a destination to listeners whose descriptors the host holds, and refuse the rest at once. The namespace
-belongs to a user namespace that no sandbox enters, so root in a sandbox has no power over any of this.
+No packet leaves it. A default route of type `local` makes every address this machine; nf_tables rules lead
+what may have a destination to listeners whose descriptors the host holds, and refuse the rest at once. The
+namespace belongs to a user namespace that no sandbox enters, so root in a sandbox has no power over this.
 
 The rules, by hook of locally made packets:
 
@@ -10,8 +10,8 @@ The rules, by hook of locally made packets:
             redirect needs that); nothing else is: tracking takes kernel memory that nobody's limit pays for.
     nat     DNS goes to the DNS listeners, the other tracked TCP to the egress listener.
     filter  A connection straight to the egress listener has no original destination and is reset. Too many
-            tracked flows at once are prohibited. What stays on the sandbox's own addresses passes, and so does
-            what was redirected. Other TCP is reset (ECONNREFUSED), anything else is prohibited (EPERM).
+            tracked flows at once are prohibited. What stays on the sandbox's own addresses passes, redirected
+            or not. Other TCP is reset (ECONNREFUSED), anything else is prohibited (EPERM).
 
 IPv6 has no route but ::1, so it fails with ENETUNREACH without a rule.
 """
@@ -31,7 +31,7 @@ from shoal.network import netlink as nl
 ADDRESS = IPv4Address("10.0.2.15")
 """Every sandbox's own address, which its hostname stands for."""
 SYNTHETIC = IPv4Network("198.18.0.0/15")
-"""DNS answers come out of this range, an address for each name. It is reserved for benchmarks: no host has one."""
+"""DNS answers come out of this range, an address for each name. No host has one: it is for benchmarks."""
 EGRESS_PORT, DNS_PORT = 61080, 61053
 """Ports of the listeners, above the ones that the kernel hands out (32768-60999)."""
 
@@ -55,7 +55,7 @@ class Recipe(Struct, frozen=True):
     """How a fresh network namespace is set up, in this order."""
 
     messages: tuple[tuple[int, bytes, int], ...]
-    """(netlink protocol, bytes of one sendto, NLMSG_ERROR replies to await). A reply with an error fails the set-up."""
+    """(netlink protocol, bytes of one sendto, NLMSG_ERROR replies to await). Any error in them fails it."""
     sysctls: tuple[tuple[str, str], ...]
     """(path below /proc/sys/net, value)."""
     listeners: tuple[Listener, ...]
@@ -67,9 +67,7 @@ def isolated(ping_groups: tuple[int, int] = (0, 0)) -> Recipe:
 
     `ping_groups`: first and last group, as the namespace's owner maps them, that may ping those addresses.
     """
-    return Recipe(
-        messages=(_links(nl.loopback_up(), _address()),), sysctls=_own_ports(ping_groups), listeners=()
-    )
+    return Recipe(messages=(_links(nl.loopback_up(), _address()),), sysctls=_own_ports(ping_groups), listeners=())
 
 
 def filtered(ranges: Iterable[IPv4Network] = (), ping_groups: tuple[int, int] = (0, 0)) -> Recipe:

@@ -1,8 +1,8 @@
-"""A network policy, compiled: names, address ranges and ports go in, a decision comes out with the rule that made it.
+"""A network policy, compiled: a name or address and a port go in, a decision and its rule come out.
 
 An entry is `name`, `*.name` (any subdomain, not the name itself) or an address range, each optionally with
-`:port`. Names are matched whole and without regard to case. An `allow` entry without a port means 80 and 443, a
-`deny` entry without one means all. Deny wins.
+`:port`. Names are matched whole and without regard to case. An `allow` entry without a port means 80 and 443,
+a `deny` entry without one means all. Deny wins.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LATER = ("npm", "debian", "open")
 
 
 class Decision(Struct, frozen=True):
-    """Whether the policy lets something through, and the entry that said so (None, and refused: no entry applies)."""
+    """Whether the policy lets something through, and the entry that said so (None: none applies)."""
 
     allowed: bool
     rule: str | None = None
@@ -70,7 +70,7 @@ class Policy(Struct, frozen=True):
         return tuple(rule.network for rule in self.allow if isinstance(rule.network, IPv4Network))
 
     def decide(self, name: str | None, address: str | None, port: int) -> Decision:
-        """May this port of that name or address be reached? If both are given, an entry for either applies."""
+        """May this port of that name or address be reached? An entry for either applies."""
         known = normalize(name) if name is not None else None
         place = parse_address(address) if address is not None else None
         for verdict, rules in ((False, self.deny), (True, self.allow)):
@@ -115,22 +115,19 @@ def compile_policy(network: NetworkPolicy | str | None, index_hosts: Iterable[st
 
 def _preset(name: str, index_hosts: tuple[str, ...]) -> Policy:
     if name in _LATER:
-        raise Unsupported(
-            f"network={name!r} comes with version 0.2; until then name hosts: NetworkPolicy(allow=[...])"
-        )
+        raise Unsupported(f"network={name!r} comes with version 0.2; until then name hosts: NetworkPolicy(allow=[...])")
     if name != "pypi":
-        raise InvalidRequest(
-            "network", f"{name!r} is no preset; use None, 'pypi' or NetworkPolicy(allow=[...])"
-        )
+        raise InvalidRequest("network", f"{name!r} is no preset; use None, 'pypi' or NetworkPolicy(allow=[...])")
     allow = tuple(parse_rule(entry, _WEB) for entry in index_hosts)
     return Policy(allow=allow, internal=frozenset(rule.name for rule in allow if rule.name is not None))
 
 
 def parse_rule(entry: str, default_ports: frozenset[int] | None) -> Rule:
     """One entry of a list. Raises InvalidRequest."""
-    host, port = _split_port(entry.strip(), entry)
+    text = entry.strip()
+    host, port = _split_port(text, entry)
     ports = default_ports if port is None else frozenset({port})
-    if re.fullmatch(r"[\d./]+|.*:.*", host):
+    if text.startswith("[") or re.fullmatch(r"[\d./]+|.*:.*", host):
         return Rule(text=entry, network=_parse_network(host, entry), ports=ports)
     subdomains = host.startswith("*.")
     name = normalize(host.removeprefix("*."))
@@ -166,7 +163,7 @@ def _malformed(entry: str) -> InvalidRequest:
 
 
 def normalize(name: str) -> str | None:
-    """The form in which names are compared: lower case, ASCII (IDNA), no dot at the end. None: it is no host name."""
+    """The form in which names are compared: lower case, IDNA, no dot at the end. None: it is no host name."""
     text = name.removesuffix(".")
     try:
         ascii_name = text.encode("idna").decode().lower()
@@ -223,9 +220,7 @@ def reserved_block(address: Address) -> Network | None:
 
 
 def _covers(rule: Rule, name: str | None, address: Address | None) -> bool:
-    return (name is not None and rule.covers_name(name)) or (
-        address is not None and rule.covers_address(address)
-    )
+    return (name is not None and rule.covers_name(name)) or (address is not None and rule.covers_address(address))
 
 
 def _within(network: Network | None, block: Network) -> bool:

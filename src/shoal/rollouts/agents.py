@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from shoal.errors import InvalidRequest
 from shoal.rollouts.box import Box
@@ -23,8 +22,9 @@ KNOWN = 'oracle, noop, "cmd: ...", or pkg.mod:Class'
 class Agent(Protocol):
     """Anything that acts in the box. What it leaves in /workspace is graded after it returns.
 
-    `task.statement` says what is wanted; it is also in the box, in the file that $SHOAL_TASK_FILE names. CommandFailed out of a
-    `check=True` ends its turn, and what stands is graded; any other exception counts as a failure of the platform.
+    `task.statement` says what is wanted; it is also in the box, in the file that $SHOAL_TASK_FILE names.
+    CommandFailed out of a `check=True` ends its turn, and what stands is graded; any other exception counts
+    as a failure of the platform.
     """
 
     async def __call__(self, task: Task, box: Box) -> None: ...
@@ -41,11 +41,11 @@ class Noop:
     """Does nothing. Its reward is 0 where a task is sound."""
 
     async def __call__(self, task: Task, box: Box) -> None:
-        return
+        del task, box
 
 
 class Oracle:
-    """Applies the fix, which it gets on the host and only when its turn comes. Its reward is 1 where a task is sound."""
+    """Applies the fix, got on the host when its turn comes. Its reward is 1 where a task is sound."""
 
     def __init__(self, downloads: Downloads) -> None:
         self._downloads = downloads
@@ -62,6 +62,7 @@ class CommandAgent:
         self._command = command
 
     async def __call__(self, task: Task, box: Box) -> None:
+        del task  # it finds the statement in the box
         await box.commands.run(self._command, cwd=WORKSPACE)
 
 
@@ -99,14 +100,14 @@ def _load(agent: str) -> Any:
 
 
 def _instance(agent: Any, name: str) -> Agent:
-    """A class is made into an object; an async function or an object with an async `__call__` is taken as it is."""
+    """A class is made into an object; an async function, or an object with an async `__call__`, is one."""
     try:
-        made: Callable[..., Any] = agent() if inspect.isclass(agent) else agent
+        made: Any = agent() if inspect.isclass(agent) else agent
     except TypeError as error:
         raise InvalidRequest("agent", f"{name} can't be made without arguments: {error}") from error
     if not any(map(inspect.iscoroutinefunction, (made, getattr(made, "__call__", None)))):  # noqa: B004
         raise InvalidRequest("agent", f"{name} is no agent; it needs `async def __call__(self, task, box)`")
-    return made
+    return cast(Agent, made)
 
 
 def _name_of(agent: Any) -> str:

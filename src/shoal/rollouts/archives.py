@@ -1,4 +1,4 @@
-"""Source archives read as data: nothing in them runs, and nothing in them chooses a path, a size or a link on this machine."""
+"""Source archives read as data: nothing in them runs, or chooses a path, a size or a link on this machine."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from shoal.errors import InvalidRequest
 from shoal.rollouts.trees import Entry, check_tree, folders_of
 from shoal.types import MiB
 
-_DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, NotImplementedError,
-           RuntimeError, ValueError)  # fmt: skip
+_DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError,
+           ValueError)  # fmt: skip
 
 
 class Bounds(Struct, frozen=True):
@@ -34,19 +34,20 @@ class Bounds(Struct, frozen=True):
     """Bytes of one path."""
 
 
-def read_archive(path: Path, bounds: Bounds = Bounds()) -> dict[str, Entry]:  # noqa: B008  frozen
+BOUNDS = Bounds()
+
+
+def read_archive(path: Path, bounds: Bounds = BOUNDS) -> dict[str, Entry]:
     """The files of a .tar.gz, .tar.bz2, .tar.xz, .tar or .zip without its one top folder.
 
-    Raises InvalidRequest that names the archive and the entry when one is not a plain file, folder or link within the archive,
-    when there is more than `bounds` allow, and when the archive is damaged.
+    Raises InvalidRequest, naming the archive, for an entry that is not a plain file, a folder or a link
+    within the archive, for more than `bounds` allow, and for damage.
     """
     try:
         with path.open("rb") as file:
             magic = file.read(6)
             file.seek(0)
-            entries = (
-                _zip_entries(file, bounds) if magic.startswith(b"PK") else _tar_entries(file, magic, bounds)
-            )
+            entries = _zip_entries(file, bounds) if magic.startswith(b"PK") else _tar_entries(file, magic, bounds)
             return _strip_top(_collect(entries, bounds), path.name)
     except _Refused as error:
         raise InvalidRequest(path.name, str(error)) from None
@@ -84,9 +85,7 @@ def _tar_entries(file: IO[bytes], magic: bytes, bounds: Bounds) -> Iterator[tupl
             yield name, entry
 
 
-def _tar_entry(
-    tar: tarfile.TarFile, member: tarfile.TarInfo, seen: dict[str, Entry], bounds: Bounds
-) -> Entry:
+def _tar_entry(tar: tarfile.TarFile, member: tarfile.TarInfo, seen: dict[str, Entry], bounds: Bounds) -> Entry:
     if member.isdir():
         return Entry(mode=0o755, folder=True)
     if member.issym():
@@ -123,21 +122,25 @@ def _zip_entry(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Entry:
 
 
 def _decompress(file: IO[bytes], magic: bytes, limit: int) -> bytes:
-    stream: IO[bytes] = file
-    if magic.startswith(b"\x1f\x8b"):
-        stream = gzip.GzipFile(fileobj=file)
-    elif magic.startswith(b"BZh"):
-        stream = bz2.BZ2File(file)
-    elif magic.startswith(b"\xfd7zXZ"):
-        stream = lzma.LZMAFile(file)
-    data = stream.read(limit + 1)
+    data = _open_plain(file, magic).read(limit + 1)
     if len(data) > limit:
         raise _Refused(f"more than {limit} bytes")
     return data
 
 
+def _open_plain(file: IO[bytes], magic: bytes) -> IO[bytes] | gzip.GzipFile | bz2.BZ2File | lzma.LZMAFile:
+    """Reads like the archive without its compression. Closing `file` is all that is needed afterwards."""
+    if magic.startswith(b"\x1f\x8b"):
+        return gzip.GzipFile(fileobj=file)
+    if magic.startswith(b"BZh"):
+        return bz2.BZ2File(file)
+    if magic.startswith(b"\xfd7zXZ"):
+        return lzma.LZMAFile(file)
+    return file
+
+
 def _permissions(mode: int) -> int:
-    """Readable by all, writable by the owner, executable if it was: no set-uid, nothing that another umask decided."""
+    """Readable by all, executable if it was: no set-uid, and nothing that somebody's umask decided."""
     return 0o755 if mode & 0o100 else 0o644
 
 
@@ -165,11 +168,7 @@ def _check_link(name: str, link: str) -> None:
 def _strip_top(tree: dict[str, Entry], name: str) -> dict[str, Entry]:
     tops = {path.split("/", 1)[0] for path in tree}
     inside = {path.split("/", 1)[1]: entry for path, entry in tree.items() if "/" in path}
-    if (
-        len(tops) != 1
-        or not inside
-        or any("/" not in path and not entry.folder for path, entry in tree.items())
-    ):
+    if len(tops) != 1 or not inside or any("/" not in path and not entry.folder for path, entry in tree.items()):
         raise _Refused("does not consist of one folder")
     check_tree(inside, name)
     used = folders_of(inside)

@@ -15,8 +15,9 @@ from msgspec import Struct, structs
 
 from shoal.config import data_dir
 from shoal.errors import InvalidRequest
+from shoal.network.index import read_package_index
 from shoal.rollouts.agents import Agent, NamedAgent, find_agent
-from shoal.rollouts.downloads import Downloads, index_settings
+from shoal.rollouts.downloads import Downloads
 from shoal.rollouts.preparation import Machine, Platform
 from shoal.rollouts.report import Report, summarize
 from shoal.rollouts.results import REPORT, ResultsFile, Rollout, write_atomically
@@ -69,16 +70,17 @@ async def run_async(
 ) -> Report:
     """Rolls out every task `group` times, at most `parallel` at once, and says what came of it.
 
-    `tasks` is a list of them, a manifest file or the name of one that comes with Shoal. `out` is a folder for results.jsonl and
-    report.json; with `resume`, what is finished there is not done again (what the platform failed at is). `agent_limit` is how
-    many seconds an agent gets. Raises InvalidRequest; a rollout's own failure is in its result and never ends the batch.
+    `tasks` is a list of them, a manifest file or the name of one that comes with Shoal. `out` is a folder for
+    results.jsonl and report.json; with `resume`, what is finished there is not done again (what the platform
+    failed at is). `agent_limit` is how many seconds an agent gets. Raises InvalidRequest; a rollout's own
+    failure is in its result and never ends the batch.
     """
     chosen = load_tasks(tasks) if isinstance(tasks, (str, Path)) else list(tasks)
     if len({task.id for task in chosen}) < len(chosen):
         raise InvalidRequest("tasks", "two of them have the same id")
     _check_numbers(group=group, parallel=parallel, agent_limit=agent_limit)
     async with contextlib.AsyncExitStack() as stack:
-        downloads = Downloads(data_dir() / "downloads", index_settings())
+        downloads = Downloads(data_dir() / "downloads", read_package_index())
         actor = find_agent(agent, downloads)
         file = stack.enter_context(ResultsFile(Path(out), resume=resume)) if out is not None else None
         await stack.enter_async_context(downloads)
@@ -133,7 +135,7 @@ class Batch:
         self._results: list[Rollout] = []
 
     async def run(self, parallel: int, agent_limit: float) -> None:
-        """Does what is left. As many tasks are prepared at once as rollouts run, so that few are held in memory."""
+        """Does what is left. No more tasks are held in memory at once than rollouts run."""
         self._on_progress(Progress(0, self._todo))
         at_once = asyncio.Semaphore(parallel)
         waiting = asyncio.Semaphore(parallel)
@@ -150,9 +152,7 @@ class Batch:
             if ready is not None:
                 await _all(self._run_one(record, ready, at_once, agent_limit) for record in records)
 
-    async def _run_one(
-        self, record: Rollout, ready: Ready, at_once: asyncio.Semaphore, agent_limit: float
-    ) -> None:
+    async def _run_one(self, record: Rollout, ready: Ready, at_once: asyncio.Semaphore, agent_limit: float) -> None:
         async with at_once:
             await roll_out(record, ready, self._agent, self._platform, agent_limit)
         self._finish(record)
@@ -167,7 +167,7 @@ class Batch:
         try:
             with phase(first, "prepare"):
                 return await prepare(task, self._platform, self._downloads)
-        except Exception as error:  # noqa: BLE001  the border of a task, like that of a rollout
+        except Exception as error:  # the border of a task, like that of a rollout
             for record in records:
                 blame(record, error)
                 self._finish(record)

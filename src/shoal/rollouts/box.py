@@ -1,4 +1,4 @@
-"""The part of a sandbox that rollouts use: what an agent may count on, and what a stand-in for tests must have."""
+"""The part of a sandbox that rollouts use, and so all that a stand-in in tests must have."""
 
 from __future__ import annotations
 

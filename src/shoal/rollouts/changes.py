@@ -1,9 +1,12 @@
 """An agent's changes: taken out of its sandbox as data, and put into another.
 
-Names, sizes and links are the sandbox's choice. Every path is only ever used inside a sandbox, and every size is bounded.
+Names, sizes and links are the sandbox's choice. Every path is only ever used inside a sandbox, and every size
+is bounded.
 """
 
 from __future__ import annotations
+
+import contextlib
 
 from msgspec import Struct
 
@@ -21,13 +24,16 @@ class ChangeBounds(Struct, frozen=True):
     bytes: int = 64 * MiB
 
 
-async def collect_changes(box: Box, exam: Patch, bounds: ChangeBounds = ChangeBounds()) -> Patch:  # noqa: B008  frozen
+BOUNDS = ChangeBounds()
+
+
+async def collect_changes(box: Box, exam: Patch, bounds: ChangeBounds = BOUNDS) -> Patch:
     """What the agent did to files that are not the grader's. Raises LimitExceeded."""
     written: dict[str, Entry] = {}
     removed: list[str] = []
     room = bounds.bytes
     ways = folders_of(exam.written)  # a link on the way of a test would lead it elsewhere
-    for path, change in select_changes(await box.changes(), exam, bounds):
+    for path, change in select_changes(await box.changes(), bounds):
         entry = None if change.kind == "removed" else await _take_entry(box, path, room, bounds)
         if entry is not None and (entry.folder or path not in ways):
             written[path] = entry
@@ -37,7 +43,7 @@ async def collect_changes(box: Box, exam: Patch, bounds: ChangeBounds = ChangeBo
     return Patch(written, tuple(removed))
 
 
-def select_changes(changes: list[Change], exam: Patch, bounds: ChangeBounds) -> list[tuple[str, Change]]:
+def select_changes(changes: list[Change], bounds: ChangeBounds) -> list[tuple[str, Change]]:
     """The changes below the workspace that count, by relative path, parents first."""
     if len(changes) > 4 * bounds.entries:
         raise LimitExceeded("changed files", 4 * bounds.entries)
@@ -72,7 +78,7 @@ async def _take_entry(box: Box, path: str, room: int, bounds: ChangeBounds) -> E
 
 
 async def read_bounded(box: Box, path: str, size: int, room: int, limit: int) -> bytes:
-    """The file at `path`, of `size` bytes as it says. Raises LimitExceeded (naming `limit`) past `room` bytes."""
+    """The file at `path`, said to have `size` bytes. Raises LimitExceeded with `limit` past `room` bytes."""
     data: bytes = b"" if size > room else await box.files.read(path, format="bytes")
     if max(size, len(data)) > room:
         raise LimitExceeded(f"bytes of {path!r} and what came before it", limit)
@@ -90,9 +96,18 @@ async def apply_patch(box: Box, patch: Patch) -> None:
 async def _put(box: Box, path: str, entry: Entry) -> None:
     try:
         await _create(box, path, entry)
-    except FileExists:
-        await _remove(box, path)
+    except (FileExists, NotFound):
+        await _clear_way(box, path)
         await _create(box, path, entry)
+
+
+async def _clear_way(box: Box, path: str) -> None:
+    """Takes away what stands at a path, and the first file on the way to it where a folder is needed."""
+    for folder in sorted(folders_of([path])):
+        with contextlib.suppress(NotFound):
+            if (await box.files.stat(f"{WORKSPACE}/{folder}")).kind not in ("directory", "symlink"):
+                return await _remove(box, folder)
+    return await _remove(box, path)
 
 
 async def _create(box: Box, path: str, entry: Entry) -> None:
@@ -109,7 +124,5 @@ async def _create(box: Box, path: str, entry: Entry) -> None:
 
 
 async def _remove(box: Box, path: str) -> None:
-    try:
+    with contextlib.suppress(NotFound):
         await box.files.remove(f"{WORKSPACE}/{path}")
-    except NotFound:
-        pass

@@ -1,7 +1,7 @@
 """The tests of the fix, run on what an agent left, in a sandbox that the agent has never been in.
 
-Code under test shares a process with the reporting plugin, so an agent that means to can forge a report; what it can't do is to
-change the tests, their settings, the interpreter or the plugin beforehand.
+Code under test shares a process with the reporting plugin, so an agent that means to can forge a report. What
+it can't do is change the tests, their settings, the interpreter or the plugin beforehand.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Line(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 async def grade(box: Box, task: Task, changes: Patch, exam: Patch) -> Grade:
-    """Grades `changes` in a fresh sandbox that has the task's environment and workspace, and ends with it in any state."""
+    """Grades `changes` in a fresh sandbox that has the task's environment and workspace."""
     await apply_patch(box, changes)
     await apply_patch(box, exam)
     result = await run_tests(box, task)
@@ -91,7 +91,7 @@ async def _read_report(box: Box) -> bytes:
 
 
 def parse_report(report: bytes) -> dict[str, Outcome]:
-    """Outcomes by node id; of several for one id the worst. Raises InvalidRequest if any line is not as the plugin writes it."""
+    """Outcomes by node id, the worst of several. Raises InvalidRequest if any line is not the plugin's."""
     outcomes: dict[str, Outcome] = {}
     try:
         for line in msgspec.json.Decoder(_Line).decode_lines(report):

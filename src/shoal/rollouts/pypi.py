@@ -30,7 +30,7 @@ class Releases(Struct, frozen=True):
 
 
 async def fetch_releases(task: Task, downloads: Downloads) -> Releases:
-    """Both releases, checked by digest. Raises DigestMismatch, NotFound, PlatformError, or InvalidRequest for a bad archive."""
+    """Both releases. Raises DigestMismatch, NotFound, PlatformError, or InvalidRequest for a bad archive."""
     base, fix = await asyncio.gather(
         _fetch_tree(task.package, task.base_sdist, downloads),
         _fetch_tree(task.package, task.fix_sdist, downloads),
@@ -43,7 +43,7 @@ async def _fetch_tree(package: str, archive: Archive, downloads: Downloads) -> T
 
 
 def base_tree(task: Task, base: Tree) -> Tree:
-    """What the agent works on: the base release with the metadata that an installation would have given it."""
+    """What the agent works on: the base release, with the metadata that an installation would have made."""
     root = "" if task.base_root == "." else f"{task.base_root.rstrip('/')}/"
     top = {path.removeprefix(root).split("/")[0] for path in base if path.startswith(root)}
     if any(name.endswith(".egg-info") for name in top):
@@ -89,8 +89,8 @@ def with_statement(task: Task, releases: Releases) -> Task:
         return task
     told = _changelog(task, releases) or _failing_tests(task)
     head = (
-        f"This is the source of {task.package} {task.base_version}. Change it so that it does what the next release, "
-        f"{task.fix_version}, does. Tests that you don't see decide whether it does.\n\n"
+        f"This is the source of {task.package} {task.base_version}. Change it so that it does what the next "
+        f"release, {task.fix_version}, does. Tests that you don't see decide whether it does.\n\n"
     )
     return replace(task, statement=(head + told)[:LONGEST_STATEMENT])
 
@@ -100,17 +100,13 @@ def _changelog(task: Task, releases: Releases) -> str:
     for path in task.changelog_files:
         added = _added_lines(*(_lines(tree.get(path)) for tree in (releases.base, releases.fix)))
         if any(line.strip() for line in added):
-            parts.append(
-                f"{PurePosixPath(path).name} of {task.fix_version} adds:\n\n" + "\n".join(added).strip("\n")
-            )
+            parts.append(f"{PurePosixPath(path).name} of {task.fix_version} adds:\n\n" + "\n".join(added).strip("\n"))
     return "\n\n".join(parts) + ("\n" if parts else "")
 
 
 def _added_lines(before: list[str], after: list[str]) -> list[str]:
     opcodes = difflib.SequenceMatcher(None, before, after).get_opcodes()
-    return [
-        line for tag, _, _, start, end in opcodes if tag in ("insert", "replace") for line in after[start:end]
-    ]
+    return [line for tag, _, _, start, end in opcodes if tag in ("insert", "replace") for line in after[start:end]]
 
 
 def _lines(entry: Entry | None) -> list[str]:

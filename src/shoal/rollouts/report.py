@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from shoal.rollouts.results import Rollout
 from shoal.types import Verdict
@@ -24,7 +26,7 @@ class Spread(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """A whole batch. `reward` is the mean over what the agent is answerable for: the platform's failures are left out."""
+    """A whole batch. `reward` is the mean over what was graded: the platform's failures are left out."""
 
     agent: str
     tasks: int
@@ -91,17 +93,15 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def as_table(report: Report) -> Table:
-    """The summary that a terminal shows."""
+def summary(report: Report) -> Group:
+    """What a terminal shows: the mean reward, the seconds, the verdicts."""
     reward = "none" if report.reward is None else f"{report.reward:.3f}"
-    title = f"{report.agent}: mean reward {reward} over {report.rollouts} rollouts of {report.tasks} tasks"
+    head = f"{report.agent}: mean reward {reward} over {report.rollouts} rollouts of {report.tasks} tasks"
     verdicts = ", ".join(f"{verdict} {count}" for verdict, count in report.verdicts.items())
-    table = Table(title=title, caption=f"{verdicts}; {report.elapsed:.1f} s in all", title_justify="left")
+    table = Table()
     table.add_column("seconds")
     for column in ("median", "P95", "mean", "max"):
         table.add_column(column, justify="right")
     for phase, seconds in report.seconds.items():
-        table.add_row(
-            phase, *(f"{each:.3f}" for each in (seconds.p50, seconds.p95, seconds.mean, seconds.max))
-        )
-    return table
+        table.add_row(phase, *(f"{each:.3f}" for each in (seconds.p50, seconds.p95, seconds.mean, seconds.max)))
+    return Group(Text(head, style="bold"), table, Text(f"{verdicts or 'nothing done'}; {report.elapsed:.1f} s in all"))

@@ -7,7 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Self
 
 import msgspec
 from msgspec import Struct
@@ -41,7 +41,7 @@ class Rollout(Struct, kw_only=True):
     """Tests that must start passing. Of a task whose tests never end before the fix: all that must pass."""
     pass_to_pass: Count = Count()
     seconds: dict[str, float] = {}
-    """By phase: `prepare` (shared with others, so it may be all waiting), acquire, init, agent, grade, release."""
+    """By phase: prepare (shared, so it may be all waiting), acquire, init, agent, grade, release."""
     sandbox: str | None = None
     """The agent's."""
     session: str | None = None
@@ -56,14 +56,14 @@ class Rollout(Struct, kw_only=True):
 
 
 class ResultsFile:
-    """`results.jsonl` in a folder: appended and flushed with every rollout, so it is valid whenever the program ends."""
+    """`results.jsonl` in a folder. Each line is flushed, so it is valid whenever the program ends."""
 
     def __init__(self, folder: Path, *, resume: bool) -> None:
         self._folder = folder
         self._resume = resume
         self._file: IO[bytes] | None = None
 
-    def __enter__(self) -> ResultsFile:
+    def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
         file = (self._folder / RESULTS).open("a+b")
         try:
@@ -86,9 +86,7 @@ class ResultsFile:
         except BlockingIOError:
             raise InvalidRequest("out", f"another run is writing to {self._folder}") from None
         if not self._resume and file.tell():
-            raise InvalidRequest(
-                "out", f"{self._folder} has results already; resume them or give another folder"
-            )
+            raise InvalidRequest("out", f"{self._folder} has results already; resume them or give another folder")
 
     def read(self) -> dict[tuple[str, str, int], Rollout]:
         """What was finished before, the last line for each. A line that a kill cut short is taken away."""
@@ -119,7 +117,7 @@ def write_atomically(path: Path, data: bytes) -> None:
             file.write(data)
             os.fchmod(fd, 0o644)
             os.fsync(fd)
-        os.rename(aside, path)
+        Path(aside).rename(path)
     except BaseException:
-        os.unlink(aside)
+        Path(aside).unlink()
         raise

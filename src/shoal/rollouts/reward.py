@@ -15,10 +15,6 @@ class Count(Struct, frozen=True):
     passed: int = 0
     total: int = 0
 
-    @property
-    def complete(self) -> bool:
-        return self.passed == self.total
-
 
 class Score(Struct, frozen=True):
     """What a graded tree earned."""

@@ -46,22 +46,18 @@ async def prepare(task: Task, platform: Platform, downloads: Downloads) -> Ready
     return Ready(told, (environment, workspace), exam(releases.base, releases.fix))
 
 
-async def roll_out(
-    record: Rollout, ready: Ready, agent: NamedAgent, platform: Platform, agent_limit: float
-) -> None:
+async def roll_out(record: Rollout, ready: Ready, agent: NamedAgent, platform: Platform, agent_limit: float) -> None:
     """Fills in `record`. Raises nothing but cancellation: a failure is one of its verdicts."""
     try:
         changes = await _let_act(record, ready, agent, platform, agent_limit)
         if changes is not None:
             _settle(record, ready.task, await _grade(record, ready, changes, platform))
-    except Exception as error:  # noqa: BLE001  the border of a rollout: whatever went wrong, the others go on
+    except Exception as error:  # the border of a rollout: whatever went wrong, the others go on
         blame(record, error)
 
 
-async def _let_act(
-    record: Rollout, ready: Ready, agent: NamedAgent, platform: Platform, limit: float
-) -> Patch | None:
-    """What the agent changed; None if its time ran out. Its sandbox and all that ran there is gone afterwards."""
+async def _let_act(record: Rollout, ready: Ready, agent: NamedAgent, platform: Platform, limit: float) -> Patch | None:
+    """What the agent changed; None if its time ran out. Its sandbox and all that ran there is gone then."""
     with phase(record, "acquire"):
         box = await platform.sandbox(ready.layers, limit + SPARE_LIFE)
     record.sandbox = box.id
@@ -120,11 +116,12 @@ def blame(record: Rollout, error: Exception) -> None:
     record.verdict = verdict_of(error)
     record.reward = 0.0 if record.verdict.startswith("policy_") else None
     code = error.code if isinstance(error, ShoalError) else type(error).__name__
-    record.error = Failure(code, str(error) or repr(error))
+    # A message may quote a path of a sandbox, which need not be text.
+    record.error = Failure(code, (str(error) or repr(error)).encode("utf-8", "backslashreplace").decode())
 
 
 def verdict_of(error: Exception) -> Verdict:
-    """Whose fault it is. An init that died unasked was brought down from inside, for nothing else has a hold on it."""
+    """Whose fault it is. An init that died unasked was brought down from inside; nothing else reaches it."""
     if isinstance(error, LimitExceeded):
         return "policy_limit"
     if isinstance(error, SandboxGone):

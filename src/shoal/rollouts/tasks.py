@@ -1,7 +1,8 @@
 """Tasks: what a manifest says of them, and how they are read and chosen.
 
-A manifest has one JSON object a line and holds facts only: names, versions, digests, test ids, pins. Two come with Shoal: `pypi`,
-bug-fix releases of pure-Python packages, and `pypi-hanging`, two whose tests never end before the fix.
+A manifest has one JSON object a line and holds facts only: names, versions, digests, test ids, pins. Two come
+with Shoal: `pypi`, bug-fix releases of pure-Python packages, and `pypi-hanging`, two whose tests never
+end before the fix.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Measured(Struct, frozen=True, kw_only=True):
 
 
 class Task(Struct, frozen=True, kw_only=True):
-    """A release of a package (the fix) over the one before it (the base). What else a manifest says is not needed here."""
+    """A release of a package (the fix) over the one before (the base). Other fields are ignored."""
 
     id: Id
     package: Word
@@ -91,12 +92,12 @@ class Task(Struct, frozen=True, kw_only=True):
 
     @property
     def must_start_passing(self) -> tuple[str, ...]:
-        """None of them passes before the fix: a suite that never ends passes nothing."""
+        """What only the fix makes pass, or makes pass in time."""
         return self.fail_to_pass + self.must_pass
 
     @property
     def test_limit(self) -> float:
-        """Seconds that the tests may take: ten times what was measured, for the machine may be slow and busy."""
+        """Seconds that the tests may take: ten times what was measured, for machines may be slow and busy."""
         return self.base_limit_s or max(LEAST_LIMIT, SLACK * max(self.measured.test_fix_s, default=0.0))
 
     @property
@@ -112,9 +113,7 @@ def load_tasks(source: str | Path) -> list[Task]:
         return parse_manifest(text, source)
     path = Path(source)
     if path.is_dir():
-        raise Unsupported(
-            f"tasks: {path} is a folder; task folders are not supported yet, give a .jsonl file"
-        )
+        raise Unsupported(f"tasks: {path} is a folder; task folders are not supported yet, give a .jsonl file")
     if not path.is_file():
         known = ", ".join(PACKAGED)
         raise InvalidRequest("tasks", f"no file {str(source)!r}; give a manifest (.jsonl) or one of: {known}")
@@ -124,7 +123,7 @@ def load_tasks(source: str | Path) -> list[Task]:
 
 
 def parse_manifest(text: bytes, name: str) -> list[Task]:
-    """Every line a task; an empty line is skipped. Raises InvalidRequest with the line's number and the field."""
+    """Every line a task, empty ones skipped. Raises InvalidRequest with the line's number and the field."""
     tasks: dict[str, Task] = {}
     decoder = msgspec.json.Decoder(Task)
     for number, line in enumerate(text.split(b"\n"), start=1):
@@ -132,9 +131,7 @@ def parse_manifest(text: bytes, name: str) -> list[Task]:
             continue
         task = _parse_line(decoder, line, f"{name}, line {number}")
         if task.id in tasks:
-            raise InvalidRequest(
-                "tasks", f"{name}, line {number}: id {task.id!r} was there before; ids are unique"
-            )
+            raise InvalidRequest("tasks", f"{name}, line {number}: id {task.id!r} was there before; ids are unique")
         tasks[task.id] = task
     if not tasks:
         raise InvalidRequest("tasks", f"{name} has no task; a manifest has one JSON object a line")
@@ -147,14 +144,12 @@ def _parse_line(decoder: msgspec.json.Decoder[Task], line: bytes, where: str) ->
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest("tasks", f"{where}: {error}") from None
     if not task.must_start_passing:
-        raise InvalidRequest(
-            "tasks", f"{where}: fail_to_pass and must_pass are both empty; nothing could be solved"
-        )
+        raise InvalidRequest("tasks", f"{where}: fail_to_pass and must_pass are both empty; nothing could be solved")
     return task
 
 
 def select_tasks(tasks: Iterable[Task], patterns: Sequence[str] = (), limit: int | None = None) -> list[Task]:
-    """Those whose id matches one of the shell patterns; of them the `limit` with the shortest recorded tests, these first."""
+    """Those whose id matches a shell pattern; of them the `limit` with the shortest recorded tests first."""
     chosen = list(tasks)
     for pattern in patterns:
         if not any(fnmatch.fnmatchcase(task.id, pattern) for task in chosen):

@@ -1,6 +1,6 @@
 """A tree of files as plain data, the difference of two, and which files are tests.
 
-Trees that came out of an archive or a sandbox stay data: paths are relative, checked, and never followed on the host.
+Trees that came out of an archive or a sandbox stay data: their paths are never followed on the host.
 """
 
 from __future__ import annotations
@@ -48,9 +48,6 @@ class Patch(Struct, frozen=True):
     written: dict[str, Entry] = {}
     removed: tuple[str, ...] = ()
 
-    def __bool__(self) -> bool:
-        return bool(self.written or self.removed)
-
     def select(self, keep: Callable[[str], bool]) -> Patch:
         """The part of it that is about paths for which `keep` is true."""
         written = {path: entry for path, entry in self.written.items() if keep(path)}
@@ -92,16 +89,10 @@ def solution(base: Tree, fix: Tree) -> Patch:
 
 
 def exam(base: Tree, fix: Tree) -> Patch:
-    """The fix's tests and test settings in place of the base's: all of them, since an agent may have changed any."""
+    """The fix's tests and test settings in place of the base's: all, since an agent may have changed any."""
     theirs = {path: entry for path, entry in fix.items() if is_test_file(path) or path in CONFIG_FILES}
     gone = {path for path in base if is_test_file(path)} | set(CONFIG_FILES)
     return Patch(dict(sorted(theirs.items())), tuple(sorted(gone - theirs.keys())))
-
-
-def apply(tree: Tree, patch: Patch) -> dict[str, Entry]:
-    """The tree after the patch."""
-    kept = {path: entry for path, entry in tree.items() if path not in patch.removed}
-    return kept | patch.written
 
 
 def folders_of(paths: Iterable[str]) -> set[str]:
@@ -117,7 +108,7 @@ def check_tree(tree: Tree, name: str) -> None:
 
 
 def write_tree(tree: Tree, folder: Path) -> None:
-    """Lays the tree down in an empty private folder. `check_tree` must have passed: no link is ever on the way."""
+    """Lays the tree down in an empty private folder. `check_tree` has passed, so no link is on the way."""
     for path in sorted(folders_of(tree) | {path for path, entry in tree.items() if entry.folder}):
         (folder / path).mkdir(mode=0o755)
     for path, entry in tree.items():

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
+from typing import Final
 
 from msgspec import Struct
 
@@ -19,11 +20,14 @@ from shoal.sandbox.plan import Plan
 
 _HEADER = struct.Struct("<IiII")
 _EXIT_NOTICE = 0xFFFFFFFF
-_DESCRIPTORS_MAX = 32
+DESCRIPTORS_MAX: Final = 32
+"""That one answer can carry."""
 
 
 class Reply(Struct, frozen=True):
-    """What a plan gave: the pid of the sandbox's init if it made one, and descriptors in the order they were sent."""
+    """What a plan gave: the pid of the sandbox's init if it made one, and the descriptors it sent, in order.
+
+    With a sandbox the last descriptor is a pidfd of its init."""
 
     pid: int
     descriptors: tuple[int, ...]
@@ -87,6 +91,10 @@ class Spawner:
         if error or len(hello) != 4:
             raise SetupFailed("start of the spawner", error or 1, "run `shoal doctor` for what is missing")
 
+    @property
+    def running(self) -> bool:
+        return self._socket is not None
+
     async def run(self, plan: Plan, descriptors: Sequence[int] = ()) -> Reply:
         """Carries out a plan. SetupFailed names the step that failed; nothing of it is left then."""
         if self._socket is None:
@@ -113,7 +121,7 @@ class Spawner:
         assert self._socket is not None
         for _ in range(64):
             try:
-                data, descriptors, _, _ = socket.recv_fds(self._socket, 4096, _DESCRIPTORS_MAX)
+                data, descriptors, _, _ = socket.recv_fds(self._socket, 4096, DESCRIPTORS_MAX)
             except BlockingIOError:
                 return
             except OSError:
@@ -173,7 +181,7 @@ def _discard(future: asyncio.Future[Reply]) -> None:
     reply = future.result()
     if reply.pid:
         with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(reply.descriptors[0] if False else os.pidfd_open(reply.pid), signal.SIGKILL)
+            signal.pidfd_send_signal(reply.descriptors[-1], signal.SIGKILL)
     for descriptor in reply.descriptors:
         os.close(descriptor)
 

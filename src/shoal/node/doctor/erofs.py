@@ -8,7 +8,6 @@ import shutil
 import stat
 import struct
 import subprocess
-from pathlib import Path
 
 from shoal.node.doctor import calls, mounts
 from shoal.node.doctor.finding import Probe, Scene, Shortfall
@@ -16,7 +15,7 @@ from shoal.node.doctor.finding import Probe, Scene, Shortfall
 BLOCK = 4096
 MAGIC = 0xE0F5E1E2
 ROOT_NID = 36
-"""The root's inode number. It lies at 32 bytes times this, right behind the super block (128 bytes at 1024)."""
+"""The root's inode number. It lies at 32 bytes times this, behind the super block (128 bytes at 1024)."""
 
 INLINE_COMPACT = 2 << 1
 """Inode format: compact header, data right behind it."""
@@ -49,9 +48,7 @@ def attach(path: str, *, directio: bool = False) -> int:
 
 
 def _mounted(scene: Scene, *, directio: bool) -> int:
-    if not scene.scratch:
-        raise Shortfall(f"not tried: {scene.scratch_error}")
-    path = Path(scene.scratch) / "probe.erofs"
+    path = scene.folder / "probe.erofs"
     path.write_bytes(image())
     try:
         return attach(str(path), directio=directio)
@@ -85,7 +82,7 @@ def tools(scene: Scene) -> str:
     program = shutil.which("mkfs.erofs")
     if program is None:
         raise Shortfall("mkfs.erofs is not installed")
-    folder = Path(scene.scratch or "/nonexistent")
+    folder = scene.folder
     (folder / "tree").mkdir()
     (folder / "tree" / "file").write_bytes(b"x" * 5000)
     command = [program, "-x1", str(folder / "made.erofs"), str(folder / "tree")]
@@ -102,10 +99,8 @@ PROBES = (
         id="layers.erofs",
         title="EROFS from a plain file in the data folder",
         run=from_file,
-        why="A layer is then one file, attached in 50 microseconds; else it is a directory, slower to "
-        "build and drop.",
-        fix="Use Linux 6.12 or newer (CONFIG_EROFS_FS_BACKED_BY_FILE), the data folder on ext4, XFS or "
-        "btrfs.",
+        why="A layer is then one file, attached in 50 microseconds; else it is a directory, slower to build and drop.",
+        fix="Use Linux 6.12 or newer (CONFIG_EROFS_FS_BACKED_BY_FILE), the data folder on ext4, XFS or btrfs.",
     ),
     Probe(
         id="layers.erofs_directio",
@@ -113,8 +108,7 @@ PROBES = (
         run=directio,
         missing="absent",
         why="Without it a file's pages are cached twice, as the layer's and as the image's.",
-        fix="Use Linux 6.15 or newer with the data folder on a file system that has O_DIRECT, and run as "
-        "root.",
+        fix="Use Linux 6.15 or newer with the data folder on a file system that has O_DIRECT, and run as root.",
     ),
     Probe(
         id="layers.erofs_utils",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 Status = Literal["ok", "warn", "fail", "absent"]
@@ -35,6 +36,13 @@ class Scene:
     """An empty folder on the data folder's file system, removed afterwards; "" where none could be made."""
     scratch_error: str = ""
     """Why there is no scratch folder."""
+
+    @property
+    def folder(self) -> Path:
+        """The scratch folder, for probes that cannot do without."""
+        if not self.scratch:
+            raise Shortfall(f"not tried: {self.scratch_error}")
+        return Path(self.scratch)
 
 
 class Shortfall(Exception):  # noqa: N818 -- a result, not a fault

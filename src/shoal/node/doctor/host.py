@@ -33,9 +33,7 @@ ZRAM = Path("/sys/class/zram-control")
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=2, check=False
-    )
+    return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=2, check=False)
 
 
 def helper(_: Scene) -> str:
@@ -55,9 +53,7 @@ def helper(_: Scene) -> str:
 
 def privilege(_: Scene) -> str:
     if os.geteuid() != 0:
-        raise Shortfall(
-            f"user {os.geteuid()}: id ranges, id-mapped and EROFS layers are for root only", fix=ROOT_FIX
-        )
+        raise Shortfall(f"user {os.geteuid()}: id ranges, id-mapped and EROFS layers are for root only", fix=ROOT_FIX)
     lacking = [name for name, bit in CAPABILITIES.items() if not _effective() >> bit & 1]
     if lacking:
         raise Shortfall(f"root without {', '.join(lacking)}")
@@ -65,9 +61,7 @@ def privilege(_: Scene) -> str:
 
 
 def _effective() -> int:
-    line = next(
-        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapEff")
-    )
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapEff"))
     return int(line.split()[1], 16)
 
 
@@ -133,9 +127,7 @@ def criu(_: Scene) -> str:
     version = run(program, "--version").stdout.split()
     number = version[1] if len(version) > 1 else "of unknown version"
     if os.geteuid() != 0:
-        raise Shortfall(
-            f"criu {number} is there; not tried: it needs root", fix="Run `shoal doctor` as root."
-        )
+        raise Shortfall(f"criu {number} is there; not tried: it needs root", fix="Run `shoal doctor` as root.")
     done = run(program, "check")
     if done.returncode:
         last = (done.stderr or done.stdout).strip().splitlines()[-1:]
@@ -187,15 +179,13 @@ PROBES = (
         run=helper,
         missing="fail",
         why="It makes sandboxes and is the first process in each.",
-        fix="make setup (or: python build_init.py), with Debian's musl-tools; or install a wheel, which "
-        "carries it.",
+        fix="make setup (or: python build_init.py), with Debian's musl-tools; or install a wheel, which carries it.",
     ),
     Probe(
         id="host.privilege",
         title="privilege",
         run=privilege,
-        why="Root gives each sandbox ids, cgroups and layers of its own; CAP_SYS_RESOURCE raises limits, "
-        "oom scores.",
+        why="Root gives each sandbox ids, cgroups and layers of its own; CAP_SYS_RESOURCE raises limits, oom scores.",
         fix="In a container: run it with --cap-add=ALL (or --privileged); in a VM nothing needs doing for "
         "CAP_SYS_RESOURCE alone, if the limits below are high enough.",
     ),

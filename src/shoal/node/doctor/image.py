@@ -6,6 +6,7 @@ program, and takes every file for what a stranger made.
 
 from __future__ import annotations
 
+import glob
 import mmap
 import os
 import shutil
@@ -13,7 +14,6 @@ import struct
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from shoal.node.doctor.finding import Finding, Status
 
@@ -22,6 +22,7 @@ DT_NEEDED, DT_STRTAB, DT_RPATH, DT_RUNPATH = 1, 5, 15, 29
 DEFAULT_FOLDERS = ("/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/lib")
 MOST_FILES = 5_000
 MOST_ENTRIES = 4_096
+MOST_TEXT = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,18 @@ class Linkage:
 def linkage(path: str) -> Linkage | None:
     """None if the file is not ELF of 64 bits in this machine's byte order, or is broken."""
     try:
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with (
+            open(path, "rb", opener=_without_waiting) as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        ):
             return _linkage(data, os.path.dirname(os.path.realpath(path)))
-    except (OSError, ValueError, struct.error):
+    except (OSError, ValueError, OverflowError, struct.error):
         return None
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Opening a named pipe would else wait for whoever writes to it; it cannot be mapped anyway."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _linkage(data: mmap.mmap, origin: str) -> Linkage | None:
@@ -96,9 +105,7 @@ def _text(data: mmap.mmap, place: int) -> str:
 
 
 def _folders(text: str, origin: str) -> tuple[str, ...]:
-    return tuple(
-        part.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for part in text.split(":") if part
-    )
+    return tuple(part.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for part in text.split(":") if part)
 
 
 @dataclass(frozen=True)
@@ -138,28 +145,30 @@ class Loader:
         return None
 
 
-def loader(environ: Mapping[str, str], configuration: Path = Path("/etc/ld.so.conf")) -> Loader:
+def loader(environ: Mapping[str, str], configuration: str = "/etc/ld.so.conf") -> Loader:
     first = tuple(filter(None, environ.get("LD_LIBRARY_PATH", "").split(":")))
     configured = tuple(_configured(configuration, depth=4))
     # musl has no ld.so.conf: it reads a file of its own, by default the built-in folders.
-    own = tuple(
-        folder for table in Path("/etc").glob("ld-musl-*.path") for folder in table.read_text().split()
-    )
+    own = tuple(folder for table in _matching("/etc/ld-musl-*.path") for folder in _configured(table, depth=0))
     return Loader(first, tuple(dict.fromkeys((*configured, *own, *DEFAULT_FOLDERS))))
 
 
-def _configured(path: Path, depth: int) -> Iterator[str]:
-    try:
-        lines = path.read_text("utf-8", "replace").splitlines()
-    except OSError:
+def _configured(path: str, depth: int) -> Iterator[str]:
+    if not os.path.isfile(path):
         return
+    with open(path, encoding="utf-8", errors="replace") as file:
+        lines = file.read(MOST_TEXT).splitlines()
     for line in (line.partition("#")[0].strip() for line in lines):
         if line.startswith("include ") and depth:
-            pattern = os.path.join(path.parent, line.removeprefix("include ").strip())
-            for included in sorted(Path("/").glob(pattern.lstrip("/"))):
+            pattern = os.path.join(os.path.dirname(path), line.removeprefix("include ").strip())
+            for included in _matching(pattern):
                 yield from _configured(included, depth - 1)
         elif line.startswith("/"):
             yield line
+
+
+def _matching(pattern: str) -> list[str]:
+    return sorted(glob.glob(pattern))  # noqa: PTH207 -- Path.glob raises on some patterns
 
 
 def programs(paths: Iterable[str]) -> Iterator[str]:
@@ -181,9 +190,7 @@ def usual(environ: Mapping[str, str]) -> list[str]:
     """What commands start with: the shell, the interpreter and its extension modules."""
     path = environ.get("PATH")
     found = [shutil.which(name, path=path) for name in ("sh", "env", "python3", "git")]
-    modules = [
-        folder for folder in sys.path if folder.endswith(("lib-dynload", "site-packages", "dist-packages"))
-    ]
+    modules = [folder for folder in sys.path if folder.endswith(("lib-dynload", "site-packages", "dist-packages"))]
     return [*filter(None, found), *modules]
 
 
@@ -229,7 +236,5 @@ def _python_path(environ: Mapping[str, str]) -> Finding:
         status,
         (f"set to {value}" + (f"; not there: {', '.join(gone)}" if gone else "")) if value else "not set",
         "It goes before an environment's own packages and so can change which version is imported.",
-        "unset PYTHONPATH, unless the task needs it: Sandbox.create(env={'PYTHONPATH': ''})."
-        if value
-        else "",
+        "unset PYTHONPATH, unless the task needs it: Sandbox.create(env={'PYTHONPATH': ''})." if value else "",
     )

@@ -114,8 +114,7 @@ PROBES = (
         id="limits.net.ipv4.ip_local_port_range",
         title="net.ipv4.ip_local_port_range",
         run=local_ports,
-        why="The egress opens every sandbox's connections from the host: each takes a port for a "
-        "destination.",
+        why="The egress opens every sandbox's connections from the host: each takes a port for a destination.",
         fix="sudo sysctl -w net.ipv4.ip_local_port_range='15000 60999'",
     ),
 )

@@ -138,9 +138,7 @@ def _require_root() -> None:
 
 
 def idmapped_data(scene: Scene) -> str:
-    if not scene.scratch:
-        raise Shortfall(f"not tried: {scene.scratch_error}")
-    return idmapped(scene.scratch)
+    return idmapped(str(scene.folder))
 
 
 def idmapped_usr(_: Scene) -> str:
@@ -165,9 +163,7 @@ def fuse(_: Scene) -> str:
     return "/dev/fuse opens and mounts"
 
 
-OVERLAY_FIX = (
-    "Use Linux 6.13 or newer with CONFIG_OVERLAY_FS (sudo modprobe overlay), outside of another container."
-)
+OVERLAY_FIX = "Use Linux 6.13 or newer with CONFIG_OVERLAY_FS (sudo modprobe overlay), outside of another container."
 IDMAP_FIX = "Use Linux 5.19 or newer; for the data folder: ext4, XFS or btrfs."
 ROOT_FIX = "Run Shoal as root; as an ordinary user all sandboxes see files under that user's one id."
 
@@ -177,8 +173,7 @@ PROBES = (
         title="new mount interface",
         run=mount_interface,
         missing="fail",
-        why="Layers are held as detached mounts and handed over by descriptor: no mount is ever in the "
-        "host's table.",
+        why="Layers are held as detached mounts and handed over by descriptor: no mount is ever in the host's table.",
         fix="Use Linux 5.12 or newer; in a container, run it with --security-opt seccomp=unconfined.",
     ),
     Probe(

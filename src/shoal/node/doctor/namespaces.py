@@ -70,7 +70,7 @@ def _sit(flags: int, tell: int) -> None:
 
 
 def refused(flags: dict[str, int]) -> list[str]:
-    """Those of the namespaces that cannot be made, with the reason; only others than root need a user namespace."""
+    """Those of the namespaces that cannot be made, with the reason. An ordinary user asks for user too."""
     user = 0 if os.geteuid() == 0 else calls.NEWUSER
     reasons = []
     for name, flag in flags.items():
@@ -116,9 +116,7 @@ def _delegated_range(pid: int) -> str:
     program = shutil.which("newuidmap")
     ranges = delegated(Path("/etc/subuid"))
     if program is None or ranges is None:
-        lacking = (
-            "newuidmap is not installed" if program is None else f"/etc/subuid has nothing for {os.geteuid()}"
-        )
+        lacking = "newuidmap is not installed" if program is None else f"/etc/subuid has nothing for {os.geteuid()}"
         raise Shortfall(f"one id a sandbox: {lacking}")
     first, count = ranges
     command = [program, str(pid), "0", str(first), str(count)]
@@ -177,8 +175,7 @@ PROBES = (
         title="all seven namespaces",
         run=seven,
         missing="fail",
-        why="A sandbox is made of them; without one, processes, files, users or network of the host show "
-        "through.",
+        why="A sandbox is made of them; without one, processes, files, users or network of the host show through.",
         fix=f"Use a kernel with CONFIG_NAMESPACES and all its parts. {USER_FIX}",
     ),
     Probe(
@@ -193,8 +190,7 @@ PROBES = (
         id="kernel.id_range",
         title="an id range of its own for each sandbox",
         run=id_range,
-        why="The kernel charges inotify, pipes and keys to ids: sandboxes that share one can starve each "
-        "other.",
+        why="The kernel charges inotify, pipes and keys to ids: sandboxes that share one can starve each other.",
         fix='sudo apt-get install uidmap && sudo usermod --add-subuids 1000000-1065535 "$USER"; or be root.',
     ),
     Probe(

@@ -60,9 +60,7 @@ def filtering(_: Scene) -> str:
 
 def _original(connection: socket.socket) -> tuple[str, int]:
     with connection:
-        port, address = struct.unpack_from(
-            ">2xH4s", connection.getsockopt(socket.IPPROTO_IP, SO_ORIGINAL_DST, 16)
-        )
+        port, address = struct.unpack_from(">2xH4s", connection.getsockopt(socket.IPPROTO_IP, SO_ORIGINAL_DST, 16))
     return socket.inet_ntoa(address), port
 
 
@@ -79,8 +77,7 @@ PROBES = (
         id="network.nftables",
         title="nf_tables in a namespace of its own",
         run=filtering,
-        why="Sandboxes with an allow-list reach the network only by these rules; without them there is no "
-        "network.",
+        why="Sandboxes with an allow-list reach the network only by these rules; without them there is no network.",
         fix="sudo modprobe -a nf_tables nft_redir nft_reject_ipv4 nft_ct nft_connlimit nf_nat",
     ),
 )

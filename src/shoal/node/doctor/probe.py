@@ -1,8 +1,7 @@
 """All probes, and the small process that runs them.
 
 `python -m shoal.node.doctor.probe SCENE` tries each in a fork of its own, which ends by its time limit at the
-latest, and prints a finding a line. It is a process apart because the node is large and must not fork, and must keep
-its namespaces.
+latest, and prints a finding a line. It is a process apart because the node is large and must not fork.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from shoal import config
@@ -63,14 +64,16 @@ def scene(data: Path) -> Iterator[Scene]:
 
 def _findings(where: Scene) -> Iterator[Finding]:
     """One for each probe, also for those that the process did not come to."""
-    lines = iter(_run(where).splitlines())
-    for probe in PROBES:
-        line = next(lines, None)
-        yield _not_run(probe) if line is None else Finding(**json.loads(line))
+    try:
+        lines, reason = _run(where).splitlines(), "the process that tries things ended early"
+    except OSError as error:
+        lines, reason = [], f"{sys.executable} cannot be started: {error.strerror}"
+    for probe, line in zip_longest(PROBES, lines[: len(PROBES)]):
+        yield _not_tried(probe, reason) if line is None else Finding(**json.loads(line))
 
 
-def _not_run(probe: Probe) -> Finding:
-    return probe.found("warn", "not tried: the process that tries things ended early", MISSING_FIX)
+def _not_tried(probe: Probe, reason: str) -> Finding:
+    return probe.found(probe.missing, f"not tried: {reason}", MISSING_FIX)
 
 
 def _run(where: Scene) -> str:

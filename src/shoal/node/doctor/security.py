@@ -25,7 +25,7 @@ ACCESS_WRITE_FILE = 1 << 1
 def seccomp(_: Scene) -> str:
     number = GETPPID.get(platform.machine())
     if number is None:
-        raise Shortfall(f"not tried: the number of getppid on {platform.machine()} is not known here")
+        raise Shortfall(f"not tried: the number of getppid on {platform.machine()} is not known here", "warn")
     _load(
         (LOAD_NUMBER, 0, 0, 0),
         (JUMP_EQUAL, 0, 1, number),
@@ -60,9 +60,7 @@ def libseccomp(_: Scene) -> str:
 
 
 def landlock(_: Scene) -> str:
-    version = calls.syscall(
-        "landlock_create_ruleset", calls.LANDLOCK_CREATE_RULESET, None, 0, CREATE_RULESET_VERSION
-    )
+    version = calls.syscall("landlock_create_ruleset", calls.LANDLOCK_CREATE_RULESET, None, 0, CREATE_RULESET_VERSION)
     request = struct.pack("=Q", ACCESS_WRITE_FILE)
     rules = calls.syscall("landlock_create_ruleset", calls.LANDLOCK_CREATE_RULESET, request, len(request), 0)
     calls.prctl("prctl no_new_privs", calls.PR_SET_NO_NEW_PRIVS, 1)
@@ -90,9 +88,7 @@ def selinux(_: Scene) -> str:
     raise Shortfall("permissive: it reports and refuses nothing", fix="sudo setenforce 1")
 
 
-STAND_IN = (
-    "Nothing needs doing: namespaces, seccomp and, where it is ok, Landlock confine a sandbox. To add it: "
-)
+STAND_IN = "Nothing needs doing: namespaces, seccomp and, where it is ok, Landlock confine a sandbox. To add it: "
 
 PROBES = (
     Probe(
@@ -100,8 +96,7 @@ PROBES = (
         title="seccomp filters",
         run=seccomp,
         missing="fail",
-        why="Keeps sandboxes away from system calls that reach around their namespaces (AF_VSOCK, "
-        "io_uring, bpf).",
+        why="Keeps sandboxes away from system calls that reach around their namespaces (AF_VSOCK, io_uring, bpf).",
         fix="Use a kernel with CONFIG_SECCOMP_FILTER.",
     ),
     Probe(
@@ -125,8 +120,7 @@ PROBES = (
         run=apparmor,
         missing="absent",
         why="A second wall around the node and its sandboxes.",
-        fix=f"{STAND_IN}sudo apt-get install apparmor, with apparmor=1 security=apparmor on the kernel "
-        "command line.",
+        fix=f"{STAND_IN}sudo apt-get install apparmor, with apparmor=1 security=apparmor on the kernel command line.",
     ),
     Probe(
         id="security.selinux",

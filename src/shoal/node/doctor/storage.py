@@ -25,29 +25,21 @@ TRIAL_SECONDS = 0.8
 SLOW = 100 * MiB
 
 
-def folder(scene: Scene) -> Path:
-    if not scene.scratch:
-        raise Shortfall(f"not tried: {scene.scratch_error}")
-    return Path(scene.scratch)
-
-
 def place(scene: Scene) -> str:
-    folder(scene)
+    kind = facts.filesystem(scene.folder)
     state = "exists" if os.path.isdir(scene.data) else "will be made when it is needed"
-    return f"{scene.data} ({state}) on {facts.filesystem(Path(scene.data))}, writable"
+    return f"{scene.data} ({state}) on {kind}, writable"
 
 
 def reflink(scene: Scene) -> str:
-    source, copy = folder(scene) / "reflink", folder(scene) / "reflink.copy"
+    source, copy = scene.folder / "reflink", scene.folder / "reflink.copy"
     source.write_bytes(bytes(65536))
     with source.open("rb") as original, copy.open("wb") as clone:
         try:
             fcntl.ioctl(clone, FICLONE, original.fileno())
         except OSError as error:
             if error.errno in (errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL):
-                raise Shortfall(
-                    f"{facts.filesystem(source)} has no reflink: copies are full copies"
-                ) from None
+                raise Shortfall(f"{facts.filesystem(source)} has no reflink: copies are full copies") from None
             raise
     return "copies share their blocks"
 
@@ -70,7 +62,7 @@ def inodes(scene: Scene) -> str:
 
 
 def throughput(scene: Scene) -> str:
-    path = folder(scene) / "throughput"
+    path = scene.folder / "throughput"
     try:
         written = _write(path)
         read = _read(path)
@@ -116,7 +108,7 @@ def quota(scene: Scene) -> str:
     kind = facts.filesystem(Path(scene.data))
     if kind == "btrfs":
         raise Shortfall("btrfs: qgroups can limit a subvolume; not tried", fix=BTRFS_FIX)
-    descriptor = os.open(folder(scene), os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = os.open(scene.folder, os.O_RDONLY | os.O_DIRECTORY)
     command = (Q_XGETQSTAT if kind == "xfs" else Q_GETFMT) << 8 | PROJECT
     try:
         calls.syscall("quotactl_fd", calls.QUOTACTL_FD, descriptor, command, 0, bytes(512))
@@ -128,9 +120,7 @@ def quota(scene: Scene) -> str:
     return f"project quota on {kind}"
 
 
-BTRFS_FIX = (
-    "Nothing needs doing for memory uppers; for disk uppers: sudo btrfs quota enable on the data folder."
-)
+BTRFS_FIX = "Nothing needs doing for memory uppers; for disk uppers: sudo btrfs quota enable on the data folder."
 
 PROBES = (
     Probe(
@@ -160,16 +150,14 @@ PROBES = (
         title="free inodes",
         run=inodes,
         why="One unpacked environment has tens of thousands of files.",
-        fix="Free some, or make the file system with more: mkfs.ext4 -i 8192; XFS and btrfs make them as "
-        "needed.",
+        fix="Free some, or make the file system with more: mkfs.ext4 -i 8192; XFS and btrfs make them as needed.",
     ),
     Probe(
         id="storage.throughput",
         title="disk throughput",
         run=throughput,
         why="Bounds how many environments can be built or unpacked at once.",
-        fix="Point SHOAL_HOME to a faster disk (local NVMe), and look for others that use this one: iostat "
-        "-x 1.",
+        fix="Point SHOAL_HOME to a faster disk (local NVMe), and look for others that use this one: iostat -x 1.",
         timeout=6.0,
     ),
     Probe(

@@ -1,0 +1,127 @@
+"""What a sandbox changed, read from the writable layers of its overlay mounts, from outside.
+
+The trees are hostile: they are walked by descriptor, no link is followed, and the upper may change under the walk.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from typing import Final
+
+from shoal.types import Change
+
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_DEPTH_MAX: Final = 512
+_OPAQUE: Final = "user.overlay.opaque"
+
+
+def list_changes(upper: int, mounts: Sequence[str], lowers: Sequence[Sequence[int]]) -> list[Change]:
+    """All paths that differ from the layers, sorted.
+
+    `upper` holds `up<n>` for the n-th of `mounts`, whose read-only layers are `lowers[n]`, highest first: directory
+    descriptors that stay the caller's.
+    """
+    found: list[Change] = []
+    for index, target in enumerate(mounts):
+        with ExitStack() as stack, suppress(FileNotFoundError):
+            below = [_open(stack, ".", layer) for layer in lowers[index]]
+            top = _open(stack, f"up{index}", upper)
+            found.extend(_walk(top, below, target.rstrip("/"), _DEPTH_MAX))
+    return sorted(found)
+
+
+def _open(stack: ExitStack, name: str, parent: int) -> int:
+    descriptor = os.open(name, _DIRECTORY, dir_fd=parent)
+    stack.callback(os.close, descriptor)
+    return descriptor
+
+
+def _walk(top: int, below: Sequence[int], path: str, depth: int) -> Iterator[Change]:
+    """`below`: the same directory in the layers that have it and are not hidden."""
+    if not depth:
+        return
+    names = set(os.listdir(top))
+    for name in sorted(names):
+        with suppress(FileNotFoundError):  # the sandbox goes on living
+            yield from _compare(top, below, name, f"{path}/{name}", depth)
+
+
+def _compare(top: int, below: Sequence[int], name: str, path: str, depth: int) -> Iterator[Change]:
+    info = os.stat(name, dir_fd=top, follow_symlinks=False)
+    if _is_whiteout(info):
+        yield Change(path, "removed", 0)
+        return
+    old = _lookup(below, name)
+    if stat.S_ISDIR(info.st_mode):
+        yield from _compare_directory(top, below, name, path, old, depth)
+        return
+    if old is not None and stat.S_ISDIR(old.st_mode):
+        yield from _removed_below(below, name, path, set())
+    yield Change(path, "added" if old is None else "changed", info.st_size)
+
+
+def _compare_directory(
+    top: int, below: Sequence[int], name: str, path: str, old: os.stat_result | None, depth: int
+) -> Iterator[Change]:
+    if old is None:
+        yield Change(path, "added", 0)
+    elif not stat.S_ISDIR(old.st_mode):
+        yield Change(path, "changed", 0)
+    with ExitStack() as stack:
+        child = _open(stack, name, top)
+        if _is_opaque(child) and old is not None and stat.S_ISDIR(old.st_mode):
+            yield from _removed_below(below, name, path, set(os.listdir(child)))
+        # Of an opaque directory too: a name that stands in both is a change and not an addition.
+        visible = [] if old is None or not stat.S_ISDIR(old.st_mode) else _descend(stack, below, name)
+        yield from _walk(child, visible, path, depth - 1)
+
+
+def _lookup(below: Sequence[int], name: str) -> os.stat_result | None:
+    """The entry as the layers show it, None where there is none or the highest says it is gone."""
+    for layer in below:
+        try:
+            info = os.stat(name, dir_fd=layer, follow_symlinks=False)
+        except FileNotFoundError:
+            continue
+        return None if _is_whiteout(info) else info
+    return None
+
+
+def _descend(stack: ExitStack, below: Sequence[int], name: str) -> list[int]:
+    """The directory of that name in each layer, down to one that hides those under it."""
+    found = []
+    for layer in below:
+        try:
+            descriptor = _open(stack, name, layer)
+        except FileNotFoundError:
+            continue
+        except OSError:  # a file or a whiteout hides the rest
+            break
+        found.append(descriptor)
+        if _is_opaque(descriptor):
+            break
+    return found
+
+
+def _removed_below(below: Sequence[int], name: str, path: str, kept: set[str]) -> Iterator[Change]:
+    """What stood in a directory that was replaced as a whole; only its own entries, not what is deeper."""
+    with ExitStack() as stack:
+        layers = _descend(stack, below, name)
+        names = {entry for layer in layers for entry in os.listdir(layer)}
+        for entry in sorted(names - kept):
+            if _lookup(layers, entry) is not None:
+                yield Change(f"{path}/{entry}", "removed", 0)
+
+
+def _is_whiteout(info: os.stat_result) -> bool:
+    return stat.S_ISCHR(info.st_mode) and info.st_rdev == 0
+
+
+def _is_opaque(descriptor: int) -> bool:
+    try:
+        return os.getxattr(descriptor, _OPAQUE) == b"y"
+    except OSError:
+        return False

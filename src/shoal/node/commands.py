@@ -1,0 +1,204 @@
+"""One command from the node's side: its output within a limit, its clocks, and the result made of all that."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from shoal.errors import InvalidRequest
+from shoal.node.interface import CommandRequest, Output
+from shoal.sandbox.channel import Exit, Process, Request
+from shoal.sandbox.interface import Box
+from shoal.types import Limit, Result, Verdict
+
+_MARK_ROOM: Final = 64
+_STREAM_CHUNKS: Final = 64
+
+
+class Kept:
+    """Head and tail of a stream within `limit` bytes; what is between is counted and named in a line."""
+
+    def __init__(self, limit: int) -> None:
+        self.total = 0
+        self._limit = limit
+        self._head = bytearray()
+        self._tail: deque[bytes] = deque()
+        self._tail_size = 0
+        self._head_room = limit // 2
+
+    @property
+    def truncated(self) -> bool:
+        return self.total > self._limit
+
+    def add(self, data: bytes) -> None:
+        self.total += len(data)
+        if room := self._head_room - len(self._head):
+            self._head += data[:room]
+            data = data[room:]
+        if not data:
+            return
+        self._tail.append(data)
+        self._tail_size += len(data)
+        most = self._limit - self._head_room
+        while self._tail and self._tail_size - len(self._tail[0]) >= most:
+            self._tail_size -= len(self._tail.popleft())
+
+    def value(self) -> bytes:
+        tail = b"".join(self._tail)
+        if not self.truncated:
+            return bytes(self._head) + tail
+        room = max(self._limit - self._head_room - _MARK_ROOM, 0)
+        tail = tail[len(tail) - room :] if room else b""
+        missing = self.total - len(self._head) - len(tail)
+        mark = f"\n[... {missing} bytes left out ...]\n".encode()
+        return (bytes(self._head) + mark + tail)[: self._limit]
+
+
+class Command:
+    """A running command. With `streamed` its output waits, by flow control, for `output` to take it."""
+
+    def __init__(self, request: CommandRequest, *, streamed: bool) -> None:
+        self._request = request
+        self._streamed = streamed
+        self._kept = (Kept(request.output_limit), Kept(request.output_limit))
+        self._chunks: deque[Output] = deque()
+        self._arrived = asyncio.Event()
+        self._limit: Limit | None = None
+        self._last_output = 0.0
+        self._clocks: list[asyncio.TimerHandle] = []
+        self._process: Process | None = None
+
+    def start(self, box: Box, request: Request) -> None:
+        """Asks init for it. SandboxGone if the sandbox has ended."""
+        loop = asyncio.get_running_loop()
+        self._process = process = box.start(request, self._receive, auto_credit=not self._streamed)
+        self._last_output = time.monotonic()
+        if self._request.timeout is not None:
+            self._clocks.append(loop.call_later(self._request.timeout, self._stop, "timeout"))
+        if self._request.silence is not None:
+            self._clocks.append(loop.call_later(self._request.silence, self._check_silence))
+        process.ended.add_done_callback(self._finished)
+
+    @property
+    def process(self) -> Process:
+        assert self._process is not None
+        return self._process
+
+    def _receive(self, stream: int, data: bytes) -> None:
+        self._last_output = time.monotonic()
+        self._kept[stream - 1].add(data)
+        if self._streamed:
+            self._chunks.append(Output(stream, data))
+            self._arrived.set()
+
+    def _finished(self, _: object) -> None:
+        for clock in self._clocks:
+            clock.cancel()
+        self._arrived.set()
+
+    def _stop(self, limit: Limit) -> None:
+        self._limit = limit
+        self.process.kill(signal.SIGKILL, tree=True)
+
+    def _check_silence(self) -> None:
+        assert self._request.silence is not None
+        left = self._last_output + self._request.silence - time.monotonic()
+        if left <= 0:
+            self._stop("silence")
+        else:
+            self._clocks[-1] = asyncio.get_running_loop().call_later(left, self._check_silence)
+
+    async def output(self) -> list[Output]:
+        """The next pieces; empty when it has ended and all were given."""
+        while not self._chunks and not self.process.ended.done():
+            self._arrived.clear()
+            await self._arrived.wait()
+        pieces: list[Output] = []
+        while self._chunks and len(pieces) < _STREAM_CHUNKS:
+            piece = self._chunks.popleft()
+            pieces.append(piece)
+            self.process.grant(piece.stream, len(piece.data))
+        return pieces
+
+    def discard(self) -> None:
+        """Nobody will take output any more: it is counted and thrown away, so that the command can go on."""
+        self._streamed = False
+        for piece in self._chunks:
+            self.process.grant(piece.stream, len(piece.data))
+        self._chunks.clear()
+        self.process.credit_automatically()
+
+    async def wait(self, changes: Callable[[], Awaitable[dict[str, int]]] | None = None) -> Result:
+        end = await asyncio.shield(self.process.ended)
+        return self._result(end, await changes() if changes else None)
+
+    def _result(self, end: Exit, changes: dict[str, int] | None) -> Result:
+        out, err = self._kept
+        exited = os.WIFEXITED(end.status)
+        failed = not exited or os.WEXITSTATUS(end.status) != 0
+        # With background children a command may end by itself in the moment its time is up.
+        limit = self._limit if failed else None
+        if limit is None and failed and end.oom_kills:
+            limit = "memory"
+        return Result(
+            exit_code=os.WEXITSTATUS(end.status) if exited else None,
+            signal=None if exited else os.WTERMSIG(end.status),
+            stdout_bytes=out.value(),
+            stderr_bytes=err.value(),
+            stdout_total=out.total,
+            stderr_total=err.total,
+            truncated=out.truncated or err.truncated,
+            duration=end.duration_ns / 1e9,
+            cpu_seconds=end.cpu_us / 1e6,
+            peak_memory=end.peak_memory,
+            oom_kills=end.oom_kills,
+            limit=limit,
+            changes=changes,
+            verdict=_VERDICTS[limit],
+        )
+
+
+_VERDICTS: Final[dict[Limit | None, Verdict]] = {
+    None: "ok",
+    "timeout": "policy_timeout",
+    "silence": "policy_timeout",
+    "memory": "policy_oom",
+    "processes": "policy_limit",
+    "disk": "policy_limit",
+    "output": "policy_limit",
+}
+
+
+def check(request: CommandRequest) -> None:
+    """InvalidRequest with the field, for what can be known before it is started."""
+    if not request.cmd:
+        raise InvalidRequest("cmd", "is empty")
+    if isinstance(request.cmd, str) and "\0" in request.cmd:
+        raise InvalidRequest("cmd", "has a NUL byte, which no program can be given")
+    if not isinstance(request.cmd, str):
+        for part in request.cmd:
+            if not isinstance(part, str) or "\0" in part:
+                raise InvalidRequest("cmd", f"a list holds texts without NUL bytes, not {part!r}")
+    for field in ("timeout", "silence"):
+        value = getattr(request, field)
+        if value is not None and value <= 0:
+            raise InvalidRequest(field, f"takes seconds above 0, not {value!r}")
+    if request.output_limit < 1024:
+        raise InvalidRequest("output_limit", "takes 1024 bytes or more")
+    check_env(request.env)
+
+
+def check_env(env: object) -> None:
+    """InvalidRequest unless it maps names to texts as the kernel can hand them over."""
+    if not hasattr(env, "items"):
+        raise InvalidRequest("env", f"maps names to texts; {env!r} does not")
+    for name, value in env.items():
+        if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+            raise InvalidRequest("env", f"{name!r} is no name of a variable")
+        if not isinstance(value, str) or "\0" in value:
+            raise InvalidRequest("env", f"the value of {name} is text without NUL bytes, not {value!r}")

@@ -1,0 +1,99 @@
+"""Environments and other layers, built with sandboxes of this node."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from shoal.errors import InvalidRequest
+from shoal.image import environment
+from shoal.image.environment import EnvironmentSpec
+from shoal.image.interpreter import Interpreters
+from shoal.image.manifest import Manifest, Meta
+from shoal.node.interface import CommandRequest, CreateRequest
+from shoal.node.local import LocalNode
+from shoal.types import GiB, Layer, Profile, Result
+
+_PROFILE: Final = Profile(cpu=64, memory=8 * GiB, disk=32 * GiB, processes=1024, inodes=1 << 20)
+_LIFE: Final = 6 * 3600.0
+
+
+class SandboxBuilder:
+    """Implements `image.environment.Builder` by a sandbox."""
+
+    def __init__(self, node: LocalNode, sandbox: str, upper: int) -> None:
+        self._node = node
+        self._sandbox = sandbox
+        self._upper = upper
+
+    async def run(self, argv: list[str], *, env: dict[str, str], timeout: float) -> Result:
+        request = CommandRequest(cmd=argv, env=env, cwd="/", timeout=timeout, output_limit=16 << 20)
+        return await self._node.run(self._sandbox, request)
+
+    async def write(self, path: str, data: bytes) -> None:
+        await self._node.write_file(self._sandbox, path, data)
+
+    def upper(self) -> int:
+        return self._upper
+
+
+class Builds:
+    """What this node builds."""
+
+    def __init__(self, node: LocalNode) -> None:
+        self._node = node
+
+    async def environment(self, spec: EnvironmentSpec) -> Layer:
+        """The layer with these packages, found or built. Errors as `image.environment.build`."""
+        node = self._node
+        interpreter = await asyncio.to_thread(Interpreters(os.environ).find, spec.python)
+        base = await node.image("host")
+        return await environment.build(spec, node.store, base, interpreter, node.index, self._builder)
+
+    @asynccontextmanager
+    async def _builder(self, layers: Sequence[Layer]) -> AsyncIterator[SandboxBuilder]:
+        node = self._node
+        request = CreateRequest(layers=tuple(layers), profile=_PROFILE, network="pypi", ttl=_LIFE, cwd="/")
+        sandbox = (await node.create(request)).id
+        try:
+            upper = os.open("up0", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=node.upper(sandbox))
+            try:
+                yield SandboxBuilder(node, sandbox, upper)
+            finally:
+                os.close(upper)
+        finally:
+            await node.kill(sandbox)
+
+    async def directory(self, source: Path, target: str, key: str | None = None) -> Layer:
+        """A layer with the tree at `source` below `target`. With `key` it is made once; the key must name the content."""
+        if not target.startswith("/") or ".." in target.split("/"):
+            raise InvalidRequest("target", f"takes an absolute path, not {target!r}")
+        if key is None:
+            return await asyncio.to_thread(self._publish, source, target, None)
+        inputs = hashlib.sha256(f"directory\n{target}\n{key}".encode()).hexdigest()
+
+        async def build() -> Layer:
+            return await asyncio.to_thread(self._publish, source, target, inputs)
+
+        return await self._node.store.build_once(inputs, build)
+
+    def _publish(self, source: Path, target: str, inputs: str | None) -> Layer:
+        if not source.is_dir():
+            raise InvalidRequest("directory", f"{source} is not a directory")
+        with self._node.store.stage() as folder:
+            root = folder / "root"
+            root.mkdir(mode=0o755)
+            below = root / target.strip("/")
+            below.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copytree(source, below, symlinks=True, dirs_exist_ok=True)
+            return self._node.store.publish(root, meta=Meta(), inputs=inputs)
+
+    def list(self) -> tuple[Manifest, ...]:
+        """All layers of this machine's store, the oldest first."""
+        return self._node.store.list()

@@ -1,0 +1,213 @@
+"""File operations of one sandbox. They run inside, by its init, as the caller's user; here their answers are parsed."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import stat
+import struct
+from collections.abc import AsyncIterator
+from typing import Final, Literal
+
+from shoal.errors import FileExists, InvalidRequest, NotFound, PermissionDenied, PlatformError, ShoalError
+from shoal.node.accounts import Account
+from shoal.sandbox.channel import FileOperation, Flag, Process, Receiver, Request
+from shoal.sandbox.interface import Box
+from shoal.types import FileInfo
+
+_HEAD: Final = struct.Struct("<IIIQQI")
+_COUNT: Final = struct.Struct("<I")
+_CHUNK: Final = 1 << 20
+
+Infos = list[FileInfo]
+Kind = Literal["file", "directory", "symlink", "fifo", "socket", "device"]
+
+
+class Files:
+    """The files of a box, as one account sees them."""
+
+    def __init__(self, box: Box, account: Account, cwd: str) -> None:
+        self._box = box
+        self._account = account
+        self._cwd = cwd
+
+    def _start(self, operation: FileOperation, paths: list[str], number: int, flags: int, receive: Receiver) -> Process:
+        for path in paths:
+            check_path(path)
+        account = self._account
+        request = Request(
+            paths,
+            [],
+            self._cwd,
+            account.uid,
+            account.gid,
+            account.groups,
+            flags,
+            operation=operation,
+            number=number,
+        )
+        return self._box.start(request, receive)
+
+    async def _call(self, operation: FileOperation, *paths: str, number: int = 0) -> bytes:
+        pieces: list[bytes] = []
+        process = self._start(operation, list(paths), number, Flag.NONE, lambda _, data: pieces.append(data))
+        await _ended(process, paths[0])
+        return b"".join(pieces)
+
+    async def read(self, path: str) -> bytes:
+        return await self._call(FileOperation.READ, path)
+
+    async def stream(self, path: str) -> AsyncIterator[bytes]:
+        """In pieces, no more of them on the way than the channel's window."""
+        pieces: asyncio.Queue[bytes] = asyncio.Queue()
+        check_path(path)
+        account = self._account
+        request = Request([path], [], self._cwd, account.uid, account.gid, account.groups, operation=FileOperation.READ)
+        process = self._box.start(request, lambda _, data: pieces.put_nowait(data), auto_credit=False)
+        process.ended.add_done_callback(lambda _: pieces.put_nowait(b""))
+        try:
+            while data := await pieces.get():
+                yield data
+                process.grant(1, len(data))
+            await _ended(process, path)
+        finally:
+            process.kill(9, tree=False)
+
+    async def write(self, path: str, data: bytes | AsyncIterator[bytes], mode: int | None = None) -> None:
+        """Makes missing parents, replaces atomically, keeps an existing file's mode and owner."""
+        await self._send(FileOperation.WRITE, path, data, -1 if mode is None else mode)
+
+    async def append(self, path: str, data: bytes) -> None:
+        await self._send(FileOperation.APPEND, path, data, 0)
+
+    async def _send(self, operation: FileOperation, path: str, data: bytes | AsyncIterator[bytes], number: int) -> None:
+        process = self._start(operation, [path], number, Flag.STDIN, lambda *_: None)
+        try:
+            if isinstance(data, bytes):
+                await _send_framed(process, data)
+            else:
+                async for piece in data:
+                    await _send_framed(process, piece)
+            await process.send_input(_COUNT.pack(0))
+        finally:
+            process.close_input()  # without the final zero, what was sent is thrown away inside
+        await _ended(process, path)
+
+    async def list(self, path: str, depth: int = 1) -> Infos:
+        if not isinstance(depth, int) or depth < 1:
+            raise InvalidRequest("depth", f"takes 1 or more, not {depth!r}")
+        base = path.rstrip("/") + "/"
+        answer = await self._call(FileOperation.LIST, path, number=depth)
+        return sorted(parse_entries(answer, base), key=lambda info: info.path)
+
+    async def stat(self, path: str) -> FileInfo:
+        (info,) = parse_entries(await self._call(FileOperation.STAT, path), "")
+        return info
+
+    async def exists(self, path: str) -> bool:
+        try:
+            await self.stat(path)
+        except NotFound:
+            return False
+        return True
+
+    async def make_dir(self, path: str, mode: int = 0o755) -> None:
+        await self._call(FileOperation.MKDIR, path, number=mode)
+
+    async def remove(self, path: str) -> None:
+        await self._call(FileOperation.REMOVE, path)
+
+    async def symlink(self, path: str, target: str) -> None:
+        """A link at `path`, with missing parents; FileExists if something is there."""
+        await self._call(FileOperation.SYMLINK, path, target)
+
+    async def rename(self, old: str, new: str) -> None:
+        await self._call(FileOperation.RENAME, old, new)
+
+
+async def _send_framed(process: Process, data: bytes) -> None:
+    for start in range(0, len(data), _CHUNK):
+        piece = data[start : start + _CHUNK]
+        await process.send_input(_COUNT.pack(len(piece)) + piece)
+
+
+async def _ended(process: Process, path: str) -> None:
+    status = (await process.ended).status
+    if os.WIFSIGNALED(status):
+        raise PlatformError(f"{path}: the file operation was ended by signal {os.WTERMSIG(status)}")
+    if error := os.WEXITSTATUS(status):
+        raise file_error(path, error)
+
+
+def file_error(path: str, error: int) -> ShoalError:
+    """The typed error for an errno of a file operation."""
+    text = f"{path}: {os.strerror(error)}"
+    match error:
+        case errno.ENOENT | errno.ENOTDIR:
+            return NotFound(text)
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            return PermissionDenied(text)
+        case errno.EISDIR | errno.EEXIST | errno.ENOTEMPTY:
+            return FileExists(text)
+        case errno.EINVAL:
+            return InvalidRequest("path", f"{path} is not a regular file")
+        case errno.ENAMETOOLONG | errno.ELOOP | errno.EBUSY:
+            return InvalidRequest("path", text)
+        case errno.ENOSPC | errno.EDQUOT:
+            return PermissionDenied(f"{text}: the sandbox's disk or inode limit is reached")
+    return PlatformError(text)
+
+
+def check_path(path: object) -> None:
+    """InvalidRequest unless it is a path the kernel can be given."""
+    if not isinstance(path, str) or not path:
+        raise InvalidRequest("path", f"takes text that is not empty, not {path!r}")
+    if "\0" in path:
+        raise InvalidRequest("path", "has a NUL byte")
+    if len(os.fsencode(path)) > 4095:
+        raise InvalidRequest("path", "is longer than 4095 bytes")
+
+
+def parse_entries(data: bytes, base: str) -> Infos:
+    """The records of a LIST or STAT answer. PlatformError if they are cut."""
+    found = []
+    at = 0
+    while at < len(data):
+        try:
+            mode, uid, gid, size, mtime_ns, length = _HEAD.unpack_from(data, at)
+            at += _HEAD.size
+            path = data[at : at + length]
+            at += length
+            (link_length,) = _COUNT.unpack_from(data, at)
+            at += _COUNT.size
+            link = data[at : at + link_length]
+            at += link_length
+        except struct.error as error:
+            raise PlatformError("a file listing was cut") from error
+        name = os.fsdecode(path)
+        found.append(
+            FileInfo(
+                name=name.rstrip("/").rpartition("/")[2] or "/",
+                path=base + name,
+                kind=_kind(mode),
+                size=size,
+                mode=stat.S_IMODE(mode),
+                uid=uid,
+                gid=gid,
+                mtime=mtime_ns / 1e9,
+                link=os.fsdecode(link) if stat.S_ISLNK(mode) else None,
+            )
+        )
+    return found
+
+
+def _kind(mode: int) -> Kind:
+    kinds: dict[int, Kind] = {
+        stat.S_IFREG: "file",
+        stat.S_IFDIR: "directory",
+        stat.S_IFLNK: "symlink",
+        stat.S_IFIFO: "fifo",
+        stat.S_IFSOCK: "socket",
+    }
+    return kinds.get(stat.S_IFMT(mode), "device")

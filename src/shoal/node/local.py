@@ -1,0 +1,318 @@
+"""A node in this process: sandboxes, layers and environments of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from shoal.errors import InvalidRequest, NotFound, SandboxGone, Unsupported
+from shoal.image.host import host
+from shoal.image.interpreter import Interpreters
+from shoal.image.store import Store
+from shoal.network.index import PackageIndex, read_package_index
+from shoal.node import changes
+from shoal.node.commands import check_env
+from shoal.node.files import Files
+from shoal.node.interface import CommandRequest, CreateRequest, Output
+from shoal.node.networks import network_plans, sandbox_network
+from shoal.node.sandboxes import Sandbox
+from shoal.sandbox.interface import Box, BoxSpec, Tier
+from shoal.sandbox.namespace import NamespaceTier
+from shoal.types import PROFILES, Change, FileInfo, Image, Layer, Profile, Result, SandboxInfo
+
+_REMEMBERED: Final = 10_000
+"""Ended sandboxes whose reason is still known."""
+
+
+class LocalNode:
+    """Implements `node.interface.Node`. All of it runs on one event loop."""
+
+    def __init__(self, data: Path, run: Path) -> None:
+        """`data`: where layers are kept. `run`: locks and small trees, shared with other nodes of this machine."""
+        self.data = data
+        self._run = run
+        self._sandboxes: dict[str, Sandbox] = {}
+        self._gone: OrderedDict[str, str] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._host: Image | None = None
+        self._host_lock = asyncio.Lock()
+        self._interpreters = Interpreters(os.environ)
+
+    async def open(self) -> None:
+        """Starts its processes. SetupFailed or Unsupported where this machine cannot run sandboxes."""
+        _raise_open_files()
+        self.store = await asyncio.to_thread(Store, self.data / "store")
+        self.index: PackageIndex = await asyncio.to_thread(read_package_index)
+        self.tier: Tier = NamespaceTier(self._run, network_plans())
+        await self.tier.start()
+
+    async def close(self) -> None:
+        """Ends every sandbox; returns when nothing of them is left."""
+        await self.tier.close()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # Sandboxes
+
+    async def create(self, request: CreateRequest) -> SandboxInfo:
+        profile = _profile(request)
+        _check(request)
+        image = await self.image(request.image)
+        layers = self._resolve(request)
+        network = sandbox_network(request.network, self.index)
+        id = f"sb-{secrets.token_hex(8)}"
+        spec = BoxSpec(
+            id=id,
+            hostname="sandbox",
+            layers=(*layers, *image.layers),
+            profile=profile,
+            network="isolated" if network is None else "filtered",
+        )
+        box = await self.tier.create(spec, self._ended)
+        info = SandboxInfo(
+            id=id,
+            state="running",
+            image=image.digest,
+            layers=tuple(layer.digest for layer in layers),
+            profile=msgspec.structs.replace(profile, disk=box.writable),
+            tier=request.tier,
+            created=time.time(),
+            metadata=dict(request.metadata),
+            unenforced=self.tier.unenforced,
+        )
+        sandbox = Sandbox(box, info, request, environment(image, layers), network)
+        self._sandboxes[id] = sandbox
+        if network is not None:
+            network.start(box.listeners)
+        if request.ttl is not None:
+            sandbox.clock = asyncio.get_running_loop().call_later(request.ttl, self._expire, box)
+        return info
+
+    def _expire(self, box: Box) -> None:
+        self._keep(box.kill("lease_expired"))
+
+    def _ended(self, id: str, reason: str) -> None:
+        self._gone[id] = reason
+        while len(self._gone) > _REMEMBERED:
+            self._gone.popitem(last=False)
+        if (sandbox := self._sandboxes.pop(id, None)) is not None:
+            self._keep(sandbox.close())
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _find(self, id: str) -> Sandbox:
+        if (sandbox := self._sandboxes.get(id)) is not None:
+            return sandbox
+        if (reason := self._gone.get(id)) is not None:
+            raise SandboxGone(id, reason)
+        raise NotFound(f"no sandbox {id} on this node")
+
+    async def info(self, sandbox: str) -> SandboxInfo:
+        return self._find(sandbox).info
+
+    async def list_sandboxes(self) -> list[SandboxInfo]:
+        return [sandbox.info for sandbox in self._sandboxes.values()]
+
+    async def kill(self, sandbox: str) -> None:
+        """NotFound for one that never was; one that has ended is no error."""
+        if sandbox not in self._gone:
+            await self._find(sandbox).box.kill("killed")
+
+    def upper(self, sandbox: str) -> int:
+        """A directory descriptor of what it wrote; closed when it ends."""
+        return self._find(sandbox).box.upper
+
+    # Images and layers
+
+    async def image(self, name: str) -> Image:
+        if name != "host":
+            raise InvalidRequest("image", f"{name!r} is not known; this version has the image 'host'")
+        async with self._host_lock:
+            if self._host is None:
+                self._host = await asyncio.to_thread(host, self.store)
+        return self._host
+
+    def _resolve(self, request: CreateRequest) -> tuple[Layer, ...]:
+        """Each layer that was asked for, and what it needs, once."""
+        asked = request.layers if request.workspace is None else (request.workspace, *request.layers)
+        found: dict[str, Layer] = {}
+        for item in asked:
+            field = "workspace" if item is request.workspace else "layers"
+            for layer in self._layers(item, field):
+                found.setdefault(layer.digest, layer)
+        return tuple(found.values())
+
+    def _layers(self, item: str | Layer, field: str) -> tuple[Layer, ...]:
+        if isinstance(item, Layer):
+            own: tuple[Layer, ...] = (item,)
+        elif not isinstance(item, str):
+            raise InvalidRequest(field, f"takes keys of layers, not {item!r}")
+        elif item.startswith("python:"):
+            return self._interpreters.find(item.removeprefix("python:")).layers
+        else:
+            try:
+                own = (self.store.get(item),)
+            except NotFound as error:
+                raise InvalidRequest(field, f"{error}; `shoal env ls` shows what there is") from None
+        needs = [key for layer in own for key in layer.needs]
+        return (*own, *(layer for key in needs for layer in self._layers(key, field)))
+
+    # Commands
+
+    async def run(self, sandbox: str, request: CommandRequest) -> Result:
+        holder = self._find(sandbox)
+        if not request.changes:
+            return await holder.run(request)
+        before: set[Change] = set(await self.changes(sandbox))
+        result = await holder.run(request)
+        return msgspec.structs.replace(result, changes=_summary(set(await self.changes(sandbox)) - before))
+
+    async def start(self, sandbox: str, request: CommandRequest) -> tuple[int, int]:
+        holder = self._find(sandbox)
+        command = await holder.start(request, streamed=True)
+        pid = await command.process.pid
+        holder.commands[command.process.id] = command
+        return command.process.id, pid
+
+    async def output(self, sandbox: str, command: int) -> list[Output]:
+        return await self._find(sandbox).command(command).output()
+
+    async def wait(self, sandbox: str, command: int) -> Result:
+        holder = self._find(sandbox)
+        running = holder.command(command)
+        running.discard()
+        result = await running.wait()
+        holder.commands.pop(command, None)
+        return result
+
+    async def signal(self, sandbox: str, command: int, signal: int) -> None:
+        if not 0 < signal < 65:
+            raise InvalidRequest("signal", f"takes 1 to 64, not {signal!r}")
+        self._find(sandbox).command(command).process.kill(signal, tree=signal == 9)
+
+    async def send_stdin(self, sandbox: str, command: int, data: bytes) -> None:
+        await self._find(sandbox).command(command).process.send_input(data)
+
+    async def close_stdin(self, sandbox: str, command: int) -> None:
+        self._find(sandbox).command(command).process.close_input()
+
+    async def resize(self, sandbox: str, command: int, cols: int, rows: int) -> None:
+        self._find(sandbox).command(command).process.resize(rows, cols)
+
+    # Files
+
+    async def _files(self, sandbox: str, user: str | int | None) -> Files:
+        holder = self._find(sandbox)
+        return holder.files(await holder.account(user))
+
+    async def read_file(self, sandbox: str, path: str, user: str | int | None = None) -> bytes:
+        return await (await self._files(sandbox, user)).read(path)
+
+    async def stream_file(self, sandbox: str, path: str, user: str | int | None = None) -> AsyncIterator[bytes]:
+        async for piece in (await self._files(sandbox, user)).stream(path):
+            yield piece
+
+    async def write_file(
+        self,
+        sandbox: str,
+        path: str,
+        data: bytes | AsyncIterator[bytes],
+        mode: int | None = None,
+        user: str | int | None = None,
+    ) -> None:
+        await (await self._files(sandbox, user)).write(path, data, mode)
+
+    async def append_file(self, sandbox: str, path: str, data: bytes, user: str | int | None = None) -> None:
+        await (await self._files(sandbox, user)).append(path, data)
+
+    async def list_files(self, sandbox: str, path: str, depth: int = 1) -> list[FileInfo]:
+        return await (await self._files(sandbox, None)).list(path, depth)
+
+    async def stat_file(self, sandbox: str, path: str) -> FileInfo:
+        return await (await self._files(sandbox, None)).stat(path)
+
+    async def make_dir(self, sandbox: str, path: str, mode: int = 0o755) -> None:
+        await (await self._files(sandbox, None)).make_dir(path, mode)
+
+    async def remove_file(self, sandbox: str, path: str) -> None:
+        await (await self._files(sandbox, None)).remove(path)
+
+    async def rename_file(self, sandbox: str, old: str, new: str) -> None:
+        await (await self._files(sandbox, None)).rename(old, new)
+
+    async def symlink_file(self, sandbox: str, path: str, target: str) -> None:
+        await (await self._files(sandbox, None)).symlink(path, target)
+
+    async def changes(self, sandbox: str) -> list[Change]:
+        box = self._find(sandbox).box
+        upper = os.dup(box.upper)
+        lowers = await box.lowers()
+        try:
+            return await asyncio.to_thread(changes.list_changes, upper, box.mounts, lowers)
+        finally:
+            for descriptor in (upper, *(layer for layers in lowers for layer in layers)):
+                os.close(descriptor)
+
+
+def environment(image: Image, layers: tuple[Layer, ...]) -> dict[str, str]:
+    """Of commands in a sandbox of these, before its own: a higher layer wins and comes first in PATH."""
+    merged = dict(image.env)
+    for layer in reversed(layers):
+        merged.update(layer.env)
+        if layer.path:
+            merged["PATH"] = ":".join([*layer.path, *filter(None, [merged.get("PATH", "")])])
+    return merged
+
+
+def _profile(request: CreateRequest) -> Profile:
+    if isinstance(request.profile, Profile):
+        found = request.profile
+    elif request.profile in PROFILES:
+        found = PROFILES[request.profile]
+    else:
+        raise InvalidRequest("profile", f"{request.profile!r} is not one of {', '.join(PROFILES)}")
+    if found.gpu:
+        raise Unsupported("profile.gpu: this version has no GPU sandboxes")
+    for field, least in (
+        ("cpu", 0.01),
+        ("memory", 1 << 20),
+        ("disk", 1 << 20),
+        ("processes", 1),
+        ("open_files", 16),
+    ):
+        if getattr(found, field) < least:
+            raise InvalidRequest(f"profile.{field}", f"takes {least} or more, not {getattr(found, field)!r}")
+    return found
+
+
+def _check(request: CreateRequest) -> None:
+    if request.tier != "namespace":
+        raise Unsupported(f"tier {request.tier!r}: this version has 'namespace'")
+    if not request.cwd.startswith("/"):
+        raise InvalidRequest("cwd", f"takes an absolute path, not {request.cwd!r}")
+    if request.ttl is not None and request.ttl <= 0:
+        raise InvalidRequest("ttl", f"takes seconds above 0 or None, not {request.ttl!r}")
+    check_env(request.env)
+
+
+def _summary(changed: set[Change]) -> dict[str, int]:
+    kinds = ("added", "changed", "removed")
+    return {kind: sum(change.kind == kind for change in changed) for kind in kinds}
+
+
+def _raise_open_files() -> None:
+    """Three descriptors a sandbox: the soft limit of 1,024 would end at some 300."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

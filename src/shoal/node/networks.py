@@ -1,0 +1,66 @@
+"""The network of a sandbox: none, or listeners in its namespace that an egress here answers by policy."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import deque
+from collections.abc import Sequence
+
+from shoal.network.audit import Event
+from shoal.network.egress import Egress
+from shoal.network.index import PackageIndex
+from shoal.network.namespace import Recipe, filtered, isolated
+from shoal.network.policy import Policy, compile_policy
+from shoal.sandbox.plan import Plan
+from shoal.types import NetworkPolicy
+
+_AUDIT_MAX = 4096
+_EVERY_GROUP = (0, 65_535)
+
+
+def network_plans() -> dict[str, Plan]:
+    """How a namespace of each kind is set up, for a tier."""
+    return {"isolated": _plan(isolated(_EVERY_GROUP)), "filtered": _plan(filtered(ping_groups=_EVERY_GROUP))}
+
+
+def _plan(recipe: Recipe) -> Plan:
+    plan = Plan()
+    for path, value in recipe.sysctls:
+        plan.add("write", f"/proc/sys/net/{path}", value)
+    for protocol, message, acks in recipe.messages:
+        plan.add("netlink", protocol, message, acks)
+    for index, listener in enumerate(recipe.listeners):
+        kind = socket.SOCK_STREAM if listener.kind == "tcp" else socket.SOCK_DGRAM
+        plan.add("listen", index + 1, kind, listener.address, listener.port, listener.backlog)
+        plan.add("send", index + 1)
+    return plan
+
+
+class SandboxNetwork:
+    """The egress of one sandbox and what it decided."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.events: deque[Event] = deque(maxlen=_AUDIT_MAX)
+        self._policy = policy
+        self._sockets: list[socket.socket] = []
+        self._egress: Egress | None = None
+
+    def start(self, listeners: Sequence[int]) -> None:
+        """Serves the listeners of a filtered namespace; the descriptors stay the caller's."""
+        self._sockets = [socket.socket(fileno=os.dup(listener)) for listener in listeners]
+        self._egress = Egress(self._sockets, self._policy, self.events.append)
+        self._egress.start()
+
+    async def close(self) -> None:
+        if self._egress is not None:
+            await self._egress.aclose()
+        for sock in self._sockets:
+            sock.close()
+
+
+def sandbox_network(network: str | NetworkPolicy | None, index: PackageIndex) -> SandboxNetwork | None:
+    """None for no network at all. InvalidRequest or Unsupported as `compile_policy`."""
+    if network is None:
+        return None
+    return SandboxNetwork(compile_policy(network, index.hosts()))

@@ -1,0 +1,259 @@
+"""Cgroups of sandboxes, on the version-1 hierarchies, the unified one, or both at once (hybrid).
+
+Each sandbox has a group `box` with init in it, and `box/cmd` below for everything else, which carries the memory and
+process limits: so init survives every OOM and can always start one more command. On the unified hierarchy each command
+gets `cmd/<n>`, made by init itself, by which a command's whole tree is killed and its CPU time read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from shoal.errors import PlatformError
+from shoal.types import Profile
+
+CONTROLLERS: Final = ("memory", "cpu", "pids")
+_PERIOD_US: Final = 100_000
+
+
+class Hierarchies(Struct, frozen=True):
+    """Where this process may make groups. A missing one is None or absent."""
+
+    v1: dict[str, Path]
+    """Controller to the directory of this process's own group on its version-1 hierarchy."""
+    unified: Path | None
+    v2_controllers: frozenset[str]
+    """Controllers that the unified hierarchy offers to children of our group."""
+
+
+def find_hierarchies(mountinfo: str, membership: str) -> Hierarchies:
+    """From the text of /proc/self/mountinfo and /proc/self/cgroup."""
+    own = dict(_memberships(membership))
+    v1: dict[str, Path] = {}
+    unified: Path | None = None
+    for root, point, kind, options in _mounts(mountinfo):
+        if kind == "cgroup2" and "" in own and unified is None:
+            unified = _below(point, root, own[""])
+        for controller in CONTROLLERS if kind == "cgroup" else ():
+            if controller in options.split(",") and controller in own:
+                v1.setdefault(controller, _below(point, root, own[controller]))
+    offered: frozenset[str] = frozenset()
+    if unified is not None:
+        with contextlib.suppress(OSError):
+            offered = frozenset((unified / "cgroup.controllers").read_text().split())
+    return Hierarchies(v1, unified, offered - frozenset(v1))
+
+
+def _memberships(text: str) -> Iterator[tuple[str, str]]:
+    for line in text.splitlines():
+        _, controllers, path = line.split(":", 2)
+        for controller in controllers.split(","):
+            yield controller, path
+
+
+def _mounts(text: str) -> Iterator[tuple[str, str, str, str]]:
+    for line in text.splitlines():
+        before, after = line.split(" - ", 1)
+        fields, (kind, _, options) = before.split(), after.split(" ", 2)
+        yield fields[3], fields[4], kind, options
+
+
+def _below(point: str, root: str, path: str) -> Path:
+    inside = os.path.relpath(path, root)
+    return Path(point) if inside == "." or inside.startswith("..") else Path(point) / inside
+
+
+class Group(Struct, frozen=True):
+    """The cgroup of one sandbox, by paths below the node's directories."""
+
+    name: str
+
+
+class Cgroups:
+    """The node's own directory on every hierarchy, and the groups in it."""
+
+    def __init__(self, hierarchies: Hierarchies, name: str) -> None:
+        """`name`: of the node's directory; unique to this process. Makes the directories that it is allowed to."""
+        self._roots: dict[str, Path] = {}
+        """Controller to the node's directory; "unified" for version 2."""
+        self._v2: tuple[str, ...] = ()
+        for controller, parent in hierarchies.v1.items():
+            self._make_root(controller, parent / name)
+        if hierarchies.unified is not None and self._make_root("unified", hierarchies.unified / name):
+            self._v2 = self._delegate(hierarchies.v2_controllers)
+        self._next = 0
+        self._retired: list[Group] = []
+
+    def _make_root(self, controller: str, path: Path) -> bool:
+        try:
+            path.mkdir()
+            usable = os.access(path / "cgroup.procs", os.W_OK)
+        except OSError:
+            return False
+        if usable:
+            self._roots[controller] = path
+        return usable
+
+    def _delegate(self, offered: frozenset[str]) -> tuple[str, ...]:
+        wanted = tuple(c for c in CONTROLLERS if c in offered and c not in self._roots)
+        usable = []
+        for controller in wanted:
+            with contextlib.suppress(OSError):
+                # Refused by a parent that has processes of its own; then only kill and freeze are left to us.
+                _write(self._roots["unified"].parent / "cgroup.subtree_control", f"+{controller}")
+                _write(self._roots["unified"] / "cgroup.subtree_control", f"+{controller}")
+                usable.append(controller)
+        return tuple(usable)
+
+    @property
+    def unenforced(self) -> tuple[str, ...]:
+        """Limits that no hierarchy here can carry."""
+        names = {"memory": "memory", "cpu": "cpu", "pids": "processes"}
+        return tuple(names[c] for c in CONTROLLERS if c not in self._roots and c not in self._v2)
+
+    @property
+    def directories(self) -> tuple[str, ...]:
+        """The node's directories, to be removed when it ends."""
+        return tuple(map(str, self._roots.values()))
+
+    def create(self) -> Group:
+        """Makes a group on every hierarchy; limits come with `limit`."""
+        group = Group(f"b{self._next}")
+        self._next += 1
+        try:
+            for controller, root in self._roots.items():
+                (root / group.name).mkdir()
+                if controller == "unified":
+                    self._create_unified(root / group.name)
+                elif controller != "cpu":
+                    (root / group.name / "cmd").mkdir()
+        except OSError as error:
+            self.remove(group)
+            raise PlatformError(f"cannot make a cgroup: {error}") from error
+        return group
+
+    def _create_unified(self, box: Path) -> None:
+        for controller in self._v2:
+            _write(box / "cgroup.subtree_control", f"+{controller}")
+        (box / "init").mkdir()
+        (box / "cmd").mkdir()
+        _write(box / "cmd" / "cgroup.max.descendants", "2048")
+
+    def limit(self, group: Group, profile: Profile, writable: int, owner: int) -> None:
+        """Sets the profile's limits. `writable`: bytes that memory-backed files may take on top. `owner`: the uid that
+        is root inside, whose init makes a group for each command."""
+        memory = str(profile.memory + writable)
+        quota = str(max(int(profile.cpu * _PERIOD_US), 1000))
+        processes = str(profile.processes)
+        for controller, root in self._roots.items():
+            box = root / group.name
+            match controller:
+                case "memory":
+                    _write(box / "cmd" / "memory.limit_in_bytes", memory)
+                    with contextlib.suppress(OSError):  # only where swap is accounted for
+                        _write(box / "cmd" / "memory.memsw.limit_in_bytes", memory)
+                case "cpu":
+                    _write(box / "cpu.cfs_quota_us", quota)
+                case "pids":
+                    _write(box / "cmd" / "pids.max", processes)
+                case "unified":
+                    self._limit_unified(box, memory, f"{quota} {_PERIOD_US}", processes)
+                    for path in ("cgroup.procs", "cmd", "cmd/cgroup.procs"):
+                        os.chown(box / path, owner, owner)
+
+    def _limit_unified(self, box: Path, memory: str, cpu: str, processes: str) -> None:
+        if "memory" in self._v2:
+            _write(box / "cmd" / "memory.max", memory)
+            with contextlib.suppress(OSError):
+                _write(box / "cmd" / "memory.swap.max", "0")
+        if "cpu" in self._v2:
+            _write(box / "cpu.max", cpu)
+        if "pids" in self._v2:
+            _write(box / "cmd" / "pids.max", processes)
+
+    def roots(self) -> dict[str, Path]:
+        """Controller to the node's directory."""
+        return dict(self._roots)
+
+    def init_joins(self, group: Group) -> Sequence[tuple[str, str]]:
+        """(controller, path below its root) of the files into which init writes itself."""
+        return [(c, f"{group.name}/tasks") for c in self._roots if c != "unified"]
+
+    def command_joins(self, group: Group) -> Sequence[tuple[str, str]]:
+        """The same for each command. CPU is limited one level up, so a command is in it by inheritance."""
+        return [(c, f"{group.name}/cmd/tasks") for c in self._roots if c not in ("unified", "cpu")]
+
+    def init_group(self, group: Group) -> tuple[str, str] | None:
+        """The unified directory that init is born in, and None where there is none."""
+        return ("unified", f"{group.name}/init") if "unified" in self._roots else None
+
+    def commands_group(self, group: Group) -> tuple[str, str] | None:
+        """The unified directory in which init makes one for each command."""
+        return ("unified", f"{group.name}/cmd") if "unified" in self._roots else None
+
+    def oom_events(self, group: Group) -> tuple[str, str] | None:
+        """The file that counts OOM kills."""
+        if "memory" in self._roots:
+            return ("memory", f"{group.name}/cmd/memory.oom_control")
+        return ("unified", f"{group.name}/cmd/memory.events") if "memory" in self._v2 else None
+
+    def kill(self, group: Group) -> None:
+        """Everything in it at once, where the kernel can."""
+        if "unified" in self._roots:
+            with contextlib.suppress(OSError):
+                _write(self._roots["unified"] / group.name / "cgroup.kill", "1")
+
+    def retire(self, group: Group) -> None:
+        """Marks it for `sweep`; removing takes a millisecond that nobody should wait for."""
+        self._retired.append(group)
+
+    def sweep(self) -> None:
+        """Removes retired groups; what is still in use stays for the next time. For a thread of its own."""
+        retired, self._retired = self._retired, []
+        self._retired += [group for group in retired if not self.remove(group)]
+
+    @property
+    def retired(self) -> int:
+        """Groups that wait to be removed."""
+        return len(self._retired)
+
+    def remove(self, group: Group) -> bool:
+        """Removes what is empty of it; False while something is not."""
+        results = [_remove_tree(root / group.name) for root in self._roots.values()]
+        return all(results)
+
+    def close(self) -> None:
+        """Removes the node's directories."""
+        for root in self._roots.values():
+            _remove_tree(root)
+
+
+def _write(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
+
+
+def _remove_tree(path: Path) -> bool:
+    """Cgroup directories are removed from the leaves up; their files go with them."""
+    try:
+        with os.scandir(path) as entries:
+            children = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:
+        return True
+    results = [_remove_tree(child) for child in children]
+    try:
+        path.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return all(results)

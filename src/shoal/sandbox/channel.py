@@ -1,0 +1,253 @@
+"""The connection to one sandbox's init: many commands at a time over one socket, each stream with its own credit."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import struct
+from collections.abc import Callable
+from typing import Final
+
+from shoal.errors import InvalidRequest, NotFound, PermissionDenied, PlatformError, SandboxGone, SetupFailed
+from shoal.sandbox.frame import (
+    DATA_MAX,
+    PAYLOAD_MAX,
+    Decoder,
+    Exit,
+    FileOperation,
+    Flag,
+    Kind,
+    Request,
+    decode_exit,
+    encode,
+)
+from shoal.sandbox.plan import Plan
+
+__all__ = ["Channel", "Exit", "FileOperation", "Flag", "Process", "Request"]
+
+WINDOW: Final = 1 << 20
+"""Bytes of output that may be on the way for each stream of a command."""
+INPUT_WINDOW: Final = 256 << 10
+"""Bytes of input that may wait in init for a command to read."""
+_RECEIVE: Final = 256 << 10
+
+_STEPS: Final = ("", "request", "pipes", "process", "cgroup", "terminal", "user", "cwd", "program")
+
+Receiver = Callable[[int, bytes], None]
+"""Called with stream (1 or 2) and bytes, on the node's loop."""
+
+
+class Process:
+    """A command or file operation that init was asked to start."""
+
+    def __init__(self, channel: Channel, id: int, receive: Receiver, auto_credit: bool) -> None:
+        loop = asyncio.get_running_loop()
+        self.id = id
+        self.pid: asyncio.Future[int] = loop.create_future()
+        self.ended: asyncio.Future[Exit] = loop.create_future()
+        self._channel = channel
+        self._receive = receive
+        self._auto_credit = auto_credit
+        self._owed = [0, 0, 0]
+        self._in_flight = 0
+        self._room = asyncio.Event()
+        self._input_closed = False
+
+    async def send_input(self, data: bytes | memoryview) -> None:
+        """Waits while more than `INPUT_WINDOW` is unread. What is sent to a command that has ended is lost."""
+        view = memoryview(data)
+        for start in range(0, len(view), DATA_MAX):
+            part = bytes(view[start : start + DATA_MAX])
+            while self._in_flight >= INPUT_WINDOW and not self.ended.done():
+                self._room.clear()
+                await self._room.wait()
+            if self.ended.done() or self._input_closed:
+                return
+            self._in_flight += len(part)
+            self._channel.send(Kind.INPUT, self.id, part)
+
+    def close_input(self) -> None:
+        """The command reads EOF after what was sent."""
+        if not self._input_closed and not self.ended.done():
+            self._channel.send(Kind.INPUT, self.id)
+        self._input_closed = True
+
+    def kill(self, signal: int, *, tree: bool) -> None:
+        """To the process group, or with `tree` to everything the command started, however it hid."""
+        if not self.ended.done():
+            self._channel.send(Kind.SIGNAL, self.id, struct.pack("<iI", signal, tree))
+
+    def resize(self, rows: int, cols: int) -> None:
+        if not self.ended.done():
+            self._channel.send(Kind.RESIZE, self.id, struct.pack("<II", rows, cols))
+
+    def grant(self, stream: int, count: int) -> None:
+        """`count` bytes of `stream` have been used up; granted in large pieces to save frames."""
+        self._owed[stream] += count
+        if self._owed[stream] >= WINDOW // 4 and not self.ended.done():
+            self._channel.send(Kind.CREDIT, self.id, struct.pack("<I", self._owed[stream]), stream)
+            self._owed[stream] = 0
+
+    def credit_automatically(self) -> None:
+        """From now on whatever arrives counts as used up."""
+        self._auto_credit = True
+
+    def take_output(self, stream: int, data: bytes) -> None:
+        self._receive(stream, data)
+        if self._auto_credit:
+            self.grant(stream, len(data))
+
+    def take_consumed(self, count: int) -> None:
+        self._in_flight -= count
+        self._room.set()
+
+    def finish(self, outcome: Exit | Exception) -> None:
+        if isinstance(outcome, Exit):
+            self.ended.set_result(outcome)
+        else:
+            for future in (self.pid, self.ended):
+                if not future.done():
+                    future.set_exception(outcome)
+                    future.exception()  # somebody may only wait for the other one
+        self._room.set()
+
+
+class Channel:
+    """Owns the socket. `on_close(reason)` is called once, when the connection ends for whatever cause."""
+
+    def __init__(self, sandbox: str, sock: socket.socket, plan: Plan, on_close: Callable[[str], None]) -> None:
+        self._sandbox = sandbox
+        self._socket = sock
+        self._plan = plan
+        self._on_close = on_close
+        self._loop = asyncio.get_running_loop()
+        self._decoder = Decoder()
+        self._processes: dict[int, Process] = {}
+        self._next = 1
+        self._sent = 0
+        self._backlog = bytearray()
+        self._closed: str | None = None
+        self.ready: asyncio.Future[None] = self._loop.create_future()
+        sock.setblocking(False)
+        self._loop.add_reader(sock.fileno(), self._readable)
+
+    def start(self, request: Request, receive: Receiver, *, auto_credit: bool = True) -> Process:
+        """Sends the request; `pid` and `ended` of the process tell what became of it."""
+        if self._closed is not None:
+            raise SandboxGone(self._sandbox, self._closed)
+        payload = request.wire(WINDOW)
+        if len(payload) > PAYLOAD_MAX:
+            raise InvalidRequest("cmd", f"arguments and environment take {len(payload)} bytes; {PAYLOAD_MAX} at most")
+        process = Process(self, self._next, receive, auto_credit)
+        self._processes[process.id] = process
+        self._next = self._next % 0xFFFFFFFF + 1
+        self.send(Kind.FILE if request.operation > 0 else Kind.SPAWN, process.id, payload)
+        return process
+
+    def send(self, kind: Kind, id: int, payload: bytes = b"", stream: int = 0) -> None:
+        """Never blocks; what the socket does not take waits here, bounded by the windows of the commands."""
+        if self._closed is not None:
+            return
+        data = encode(kind, id, payload, stream, self._sent)
+        self._sent = (self._sent + 1) & 0xFFFFFFFF
+        if not self._backlog:
+            try:
+                done = self._socket.send(data)
+            except BlockingIOError:
+                done = 0
+            except OSError:
+                return  # the reader notices, and knows why
+            if done == len(data):
+                return
+            data = data[done:]
+            self._loop.add_writer(self._socket.fileno(), self._writable)
+        self._backlog += data
+
+    def _writable(self) -> None:
+        try:
+            done = self._socket.send(self._backlog)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._loop.remove_writer(self._socket.fileno())
+            return
+        del self._backlog[:done]
+        if not self._backlog:
+            self._loop.remove_writer(self._socket.fileno())
+
+    def _readable(self) -> None:
+        try:
+            data = self._socket.recv(_RECEIVE)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close("init_died")
+            return
+        try:
+            for kind, stream, id, payload in self._decoder.feed(data):
+                self._handle(kind, stream, id, payload)
+        except PlatformError:
+            self.close("lost")
+
+    def _handle(self, kind: int, stream: int, id: int, payload: bytes) -> None:
+        match kind:
+            case Kind.OUTPUT:
+                self._processes[id].take_output(stream, payload)
+            case Kind.EXIT:
+                self._processes.pop(id).finish(decode_exit(payload))
+            case Kind.STARTED:
+                self._processes[id].pid.set_result(int.from_bytes(payload, "little"))
+            case Kind.REFUSED:
+                error, step = struct.unpack("<iI", payload)
+                self._processes.pop(id).finish(refusal(error, _STEPS[step]))
+            case Kind.TAKEN:
+                if id in self._processes:
+                    self._processes[id].take_consumed(int.from_bytes(payload, "little"))
+            case Kind.READY:
+                self.ready.set_result(None)
+            case Kind.FAILED:
+                step, error = struct.unpack_from("<Ii", payload)
+                detail = payload[8:].decode("utf-8", "replace")
+                self.ready.set_exception(SetupFailed(self._plan.describe(step), error, detail))
+
+    def close(self, reason: str) -> None:
+        """Ends every command with SandboxGone(reason). Idempotent; the first reason stands."""
+        if self._closed is not None:
+            return
+        self._closed = reason
+        self._loop.remove_reader(self._socket.fileno())
+        self._loop.remove_writer(self._socket.fileno())
+        self._socket.close()
+        gone = SandboxGone(self._sandbox, reason)
+        if not self.ready.done():
+            self.ready.set_exception(gone)
+            self.ready.exception()
+        for process in list(self._processes.values()):
+            process.finish(gone)
+        self._processes.clear()
+        self._on_close(reason)
+
+
+def refusal(error: int, step: str) -> Exception:
+    """Why a command could not be started, as the error of the argument that is to blame."""
+    text = os.strerror(error)
+    match step, error:
+        case "cwd", _:
+            return (
+                NotFound(f"cwd: {text}") if error in (errno.ENOENT, errno.ENOTDIR) else PermissionDenied(f"cwd: {text}")
+            )
+        case "program", errno.ENOENT | errno.ENOTDIR:
+            return NotFound(f"cmd: {text}")
+        case "program", errno.EACCES | errno.EPERM:
+            return PermissionDenied(f"cmd: {text}")
+        case "program", errno.E2BIG:
+            return InvalidRequest("cmd", f"{text}; the kernel's limit is a quarter of the stack, 2 MiB as a rule")
+        case "program", errno.ENOEXEC:
+            return InvalidRequest("cmd", "not a program this machine can run (ENOEXEC)")
+        case "user", _:
+            return InvalidRequest("user", f"cannot become that user: {text}")
+    return PlatformError(f"a command could not be started ({step}): {text}")

@@ -1,0 +1,198 @@
+"""The plan of one namespace sandbox: pure functions from what it consists of to operations."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from shoal.sandbox.plan import HOST_MOUNTS, HOST_NETWORK, NONE, OWN_MOUNTS, Plan
+from shoal.sandbox.slots import IDS
+
+RDONLY, NOSUID, NODEV, NOEXEC = 1, 2, 4, 8
+"""MOUNT_ATTR_*"""
+_NEWNS, _NEWCGROUP, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID = (
+    0x20000,
+    0x2000000,
+    0x4000000,
+    0x8000000,
+    0x10000000,
+    0x20000000,
+)
+_NAMESPACES: Final = _NEWNS | _NEWUTS | _NEWIPC | _NEWUSER | _NEWPID
+_DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY
+
+_CAPABILITIES: Final = {
+    "CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "FSETID": 4, "KILL": 5, "SETGID": 6, "SETUID": 7, "SETPCAP": 8,
+    "NET_BIND_SERVICE": 10, "SYS_CHROOT": 18, "SETFCAP": 31,
+}  # fmt: skip
+"""What root inside keeps, over its own user namespace only. Without SYS_ADMIN it could not mount cgroup2 and leave its
+command's group; without SYS_RESOURCE not raise limits."""
+CAPABILITY_MASK: Final = sum(1 << number for number in _CAPABILITIES.values())
+
+# Registers. 0 is the init's end of the channel, which is sent along.
+_CHANNEL, _TMPFS, _RAW, _ROOT, _SHM, _SCRATCH, _COMMANDS, _EVENTS, _INIT_GROUP, _SYS = range(10)
+_FIRST_JOIN: Final = 10
+_FIRST_DEVICE: Final = 18
+_FIRST_OVERLAY: Final = 24
+
+
+class Mount(Struct, frozen=True):
+    """A writable mount made of read-only layers."""
+
+    target: str
+    lowers: tuple[int, ...]
+    """Kept descriptors of detached mounts, highest first."""
+
+
+class Devices(Struct, frozen=True):
+    """Device nodes to bind over files of the same name in /dev, where the layers cannot bring them."""
+
+    nodes: tuple[tuple[str, int], ...] = ()
+
+
+class Accounting(Struct, frozen=True):
+    """A sandbox's cgroup files: (kept descriptor of a hierarchy's directory, path below it)."""
+
+    init_group: tuple[int, str] | None = None
+    init_joins: tuple[tuple[int, str], ...] = ()
+    command_joins: tuple[tuple[int, str], ...] = ()
+    commands_group: tuple[int, str] | None = None
+    oom_events: tuple[int, str] | None = None
+
+
+class Parts(Struct, frozen=True, kw_only=True):
+    """Everything that a sandbox is put together from."""
+
+    hostname: str
+    owner: int
+    """First id of its slot; 0 for an ordinary user's sandbox, which has one id only."""
+    users: int
+    """Kept descriptor of the slot's user namespace, NONE where layers can't be id-mapped."""
+    mounts: tuple[Mount, ...]
+    """The root first."""
+    writable: int
+    inodes: int
+    open_files: int
+    network: int
+    sys: int
+    """Kept descriptor of the /sys tree."""
+    devices: Devices
+    accounting: Accounting
+    seccomp: bytes
+
+
+def compose(parts: Parts) -> Plan:
+    """Sends out the raw upper tree; the spawner adds a pidfd of the init."""
+    plan = Plan()
+    _make_upper(plan, parts)
+    for index, mount in enumerate(parts.mounts):
+        _make_overlay(plan, parts, mount, index)
+    _copy_shared(plan, parts)
+    _open_cgroups(plan, parts.accounting)
+    identity_map = f"0 {parts.owner} {IDS}" if parts.owner else "0 0 1"
+    group = _INIT_GROUP if parts.accounting.init_group else NONE
+    plan.add(
+        "clone",
+        _NAMESPACES,
+        parts.owner,
+        identity_map,
+        identity_map,
+        parts.network,
+        HOST_NETWORK,
+        _CHANNEL,
+        group,
+    )
+    _enter(plan, parts)
+    _mount_inside(plan, parts)
+    _lock_down(plan, parts)
+    return plan
+
+
+def _make_upper(plan: Plan, parts: Parts) -> None:
+    options = [f"size={parts.writable}", f"nr_inodes={parts.inodes}", "mode=755"]
+    plan.add("mount", _TMPFS, "tmpfs", NOSUID | NODEV, options)
+    # Made before the mount is id-mapped: host root is no one that the mapped mount could create files for.
+    plan.add("mkdir", _TMPFS, "shm", 0o1777, 0)
+    for index in range(len(parts.mounts)):
+        plan.add("mkdir", _TMPFS, f"up{index}", 0o755, 0)
+        plan.add("mkdir", _TMPFS, f"work{index}", 0o755, 0)
+    plan.add("clone_tree", _RAW, _TMPFS, "")
+    plan.add("send", _RAW)
+    if parts.users != NONE:
+        plan.add("idmap", _TMPFS, parts.users)
+    plan.add("clone_tree", _SHM, _TMPFS, "shm")
+
+
+def _make_overlay(plan: Plan, parts: Parts, mount: Mount, index: int) -> None:
+    overlay, upper, work = _ROOT if index == 0 else _FIRST_OVERLAY + index, _SCRATCH, _EVENTS
+    plan.add("open", upper, _TMPFS, f"up{index}", _DIRECTORY)
+    plan.add("open", work, _TMPFS, f"work{index}", _DIRECTORY)
+    plan.add("overlay", overlay, upper, work, 0, parts.owner, ["userxattr"], list(mount.lowers))
+
+
+def _copy_shared(plan: Plan, parts: Parts) -> None:
+    """What all sandboxes have the same. A detached copy may only be copied again where it was first taken from."""
+    plan.add("enter", HOST_MOUNTS)
+    plan.add("clone_tree", _SYS, parts.sys, "")
+    for index, (_, node) in enumerate(parts.devices.nodes):
+        plan.add("clone_tree", _FIRST_DEVICE + index, node, "")
+    plan.add("enter", OWN_MOUNTS)
+
+
+def _open_cgroups(plan: Plan, accounting: Accounting) -> None:
+    if accounting.init_group:
+        plan.add("open", _INIT_GROUP, *accounting.init_group, _DIRECTORY)
+    if accounting.commands_group:
+        plan.add("open", _COMMANDS, *accounting.commands_group, os.O_RDONLY | os.O_DIRECTORY)
+    if accounting.oom_events:
+        plan.add("open", _EVENTS, *accounting.oom_events, os.O_RDONLY)
+    for index, join in enumerate((*accounting.init_joins, *accounting.command_joins)):
+        plan.add("open", _FIRST_JOIN + index, *join, os.O_WRONLY)
+
+
+def _enter(plan: Plan, parts: Parts) -> None:
+    joins = len(parts.accounting.init_joins)
+    for index in range(joins):
+        plan.add("join", _FIRST_JOIN + index)
+    plan.add("identity")
+    # After joining, so that the new namespace's root is the sandbox's own group.
+    plan.add("unshare", _NEWCGROUP)
+
+
+def _mount_inside(plan: Plan, parts: Parts) -> None:
+    plan.add("attach", _ROOT, NONE, "new")
+    for index, mount in enumerate(parts.mounts[1:], start=1):
+        plan.add("attach", _FIRST_OVERLAY + index, _ROOT, mount.target.lstrip("/"))
+    _mount_new(plan, "proc", NOSUID | NODEV | NOEXEC, [], "proc")
+    plan.add("attach", _SYS, _ROOT, "sys")
+    for index, (name, _) in enumerate(parts.devices.nodes):
+        plan.add("attach", _FIRST_DEVICE + index, _ROOT, f"dev/{name}")
+    devpts = ["ptmxmode=0666", "mode=0620", *(["gid=5"] if parts.owner else [])]
+    _mount_new(plan, "devpts", NOSUID | NOEXEC, devpts, "dev/pts")
+    _mount_new(plan, "mqueue", NOSUID | NODEV | NOEXEC, [], "dev/mqueue")
+    plan.add("attach", _SHM, _ROOT, "dev/shm")
+    plan.add("pivot", _ROOT)
+
+
+def _mount_new(plan: Plan, kind: str, attributes: int, options: Sequence[str], target: str) -> None:
+    plan.add("mount", _SCRATCH, kind, attributes, options)
+    plan.add("attach", _SCRATCH, _ROOT, target)
+
+
+def _lock_down(plan: Plan, parts: Parts) -> None:
+    accounting = parts.accounting
+    plan.add("hostname", parts.hostname)
+    plan.add("write", "/proc/sys/user/max_user_namespaces", "0")
+    first = _FIRST_JOIN + len(accounting.init_joins)
+    plan.add(
+        "commands",
+        _COMMANDS if accounting.commands_group else NONE,
+        _EVENTS if accounting.oom_events else NONE,
+        parts.open_files,
+        [first + index for index in range(len(accounting.command_joins))],
+    )
+    plan.add("capabilities", CAPABILITY_MASK)
+    plan.add("seccomp", 1, parts.seccomp)

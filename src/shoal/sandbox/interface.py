@@ -1,0 +1,69 @@
+"""What a tier is: the verbs that every kind of sandbox offers to the node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+from msgspec import Struct
+
+from shoal.sandbox.channel import Process, Receiver, Request
+from shoal.types import Layer, Profile
+
+Listeners = tuple[int, ...]
+"""Descriptors of the sockets of a filtered network: egress TCP, DNS UDP, DNS TCP."""
+
+
+class BoxSpec(Struct, frozen=True, kw_only=True):
+    """A sandbox as a tier makes it: everything is resolved, nothing is a name any more."""
+
+    id: str
+    hostname: str
+    layers: tuple[Layer, ...]
+    """Highest first."""
+    profile: Profile
+    network: Literal["isolated", "filtered"] = "isolated"
+
+
+class Box(Protocol):
+    """One live sandbox."""
+
+    id: str
+    upper: int
+    """A directory descriptor: in it `up` is what was written below "/", `up<n>` below the n-th of `mounts`."""
+    mounts: tuple[str, ...]
+    """Paths that have a writable layer of their own."""
+    listeners: Listeners
+    writable: int
+    """Bytes that its files may take."""
+
+    def start(self, request: Request, receive: Receiver, *, auto_credit: bool = True) -> Process:
+        """Asks its init to start a command or a file operation. SandboxGone if it has ended."""
+        ...
+
+    async def lowers(self) -> list[list[int]]:
+        """Directory descriptors of the read-only layers of each of `mounts`, highest first. The caller closes them."""
+        ...
+
+    async def kill(self, reason: str) -> None:
+        """Ends all of it; returns when no process is left. Idempotent. The rest is cleaned up in the background."""
+        ...
+
+
+class Tier(Protocol):
+    """Makes boxes."""
+
+    unenforced: tuple[str, ...]
+    """Limits of a profile that this tier can't enforce on this machine."""
+
+    async def start(self) -> None: ...
+
+    async def create(self, spec: BoxSpec, on_end: Callable[[str, str], None]) -> Box:
+        """Makes a sandbox, all or nothing. `on_end(id, reason)` is called once when it has ended, for whatever cause.
+
+        SetupFailed names the step that failed."""
+        ...
+
+    async def close(self) -> None:
+        """Ends every box and returns when nothing of them is left."""
+        ...

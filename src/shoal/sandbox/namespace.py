@@ -1,0 +1,314 @@
+"""The namespace tier: Linux namespaces, overlay on read-only layers, cgroups and seccomp, with no container engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from shoal.errors import InvalidRequest, SandboxGone, Unsupported
+from shoal.sandbox.cgroup import Cgroups, find_hierarchies
+from shoal.sandbox.channel import Channel, Process, Receiver, Request
+from shoal.sandbox.compose import Devices, Mount, Parts, compose
+from shoal.sandbox.interface import BoxSpec
+from shoal.sandbox.plan import Plan
+from shoal.sandbox.seccomp import compile_filter
+from shoal.sandbox.shard import Seat, Shard
+from shoal.sandbox.slots import Slots
+from shoal.sandbox.trees import DEVICES, Trees
+from shoal.types import KiB, Layer, MiB, Profile
+
+_SWEEP_SECONDS: Final = 0.25
+_DEATH_SECONDS: Final = 30.0
+_TMPFS_INODE: Final = 1 * KiB
+"""What an empty file on a tmpfs costs; charged to the sandbox like everything in it."""
+
+
+class NamespaceBox:
+    """One sandbox of this tier."""
+
+    def __init__(
+        self, tier: NamespaceTier, spec: BoxSpec, shard: Shard, seat: Seat, on_end: Callable[[str, str], None]
+    ) -> None:
+        self.id = spec.id
+        self._layers = spec.layers
+        self.upper = -1
+        self.mounts: tuple[str, ...] = ()
+        self.listeners = seat.network.listeners if seat.network else ()
+        self.writable = 0
+        self._tier = tier
+        self._shard = shard
+        self._seat = seat
+        self._on_end = on_end
+        self._reason: str | None = None
+        self._pidfd = -1
+        self._channel: Channel | None = None
+        self._dead = asyncio.get_running_loop().create_future()
+
+    async def launch(self, plan: Plan) -> None:
+        """Carries the plan out; returns when init answers."""
+        ours, theirs = socket.socketpair()
+        self._channel = Channel(self.id, ours, plan, self._disconnected)
+        try:
+            reply = await self._shard.spawner.run(plan, [theirs.fileno()])
+        finally:
+            theirs.close()
+        self.upper, self._pidfd = reply.descriptors
+        self._tier.expect_exit(reply.pid, self)
+        await self._channel.ready
+
+    def start(self, request: Request, receive: Receiver, *, auto_credit: bool = True) -> Process:
+        if self._channel is None or self._reason is not None:
+            raise SandboxGone(self.id, self._reason or "lost")
+        return self._channel.start(request, receive, auto_credit=auto_credit)
+
+    async def lowers(self) -> list[list[int]]:
+        by_target = [[layer for layer in self._layers if layer.target == target] for target in self.mounts]
+        descriptors = iter(await self._shard.share(layer for layers in by_target for layer in layers))
+        return [[next(descriptors) for _ in layers] for layers in by_target]
+
+    async def kill(self, reason: str) -> None:
+        self._end(reason)
+        if self._pidfd >= 0:
+            async with asyncio.timeout(_DEATH_SECONDS):
+                await asyncio.shield(self._dead)
+        else:
+            self.exited()
+
+    def _end(self, reason: str) -> None:
+        if self._reason is None:
+            self._reason = reason
+        if self._pidfd >= 0 and not self._dead.done():
+            # The group first: a process that is stuck in the kernel keeps init's namespace from being torn down.
+            if self._seat.group is not None:
+                self._tier.cgroups.kill(self._seat.group)
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        if self._channel is not None:
+            self._channel.close(self._reason)
+
+    def _disconnected(self, reason: str) -> None:
+        self._end(reason)
+
+    def belongs_to(self, shard: Shard) -> bool:
+        return self._shard is shard
+
+    def lost(self) -> None:
+        """Its spawner died: the kernel tells of init's death by the pidfd then."""
+        self._end("lost")
+        loop = asyncio.get_running_loop()
+
+        def dead() -> None:
+            loop.remove_reader(self._pidfd)
+            self.exited()
+
+        loop.add_reader(self._pidfd, dead)
+
+    def exited(self) -> None:
+        """Its init is dead, and with it every process of its PID namespace."""
+        if self._dead.done():
+            return
+        self._dead.set_result(None)
+        self._end("init_died")
+        for descriptor in (self._pidfd, self.upper):
+            if descriptor >= 0:
+                self._tier.close_later(descriptor)
+        self._pidfd = self.upper = -1
+        self._shard.live -= 1
+        self._shard.give(self._seat)
+        self._on_end(self.id, self._reason or "init_died")
+
+
+class NamespaceTier:
+    """Makes namespace sandboxes with one spawner for each processor."""
+
+    def __init__(self, run_dir: Path, networks: Mapping[str, Plan], *, shards: int | None = None) -> None:
+        """`networks`: set-up of a network namespace by kind, as a nested plan."""
+        self._root = os.geteuid() == 0
+        name = f"shoal-{os.getpid()}-{time.monotonic_ns() % 10**9}"
+        hierarchies = find_hierarchies(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
+        self.cgroups = Cgroups(hierarchies, name)
+        self.unenforced = self.cgroups.unenforced
+        self._slots = Slots(run_dir / "slots") if self._root else None
+        self._trees = Trees(run_dir / "trees")
+        self._networks = networks
+        self._count = shards or min(os.cpu_count() or 1, 16)
+        self._shards: list[Shard] = []
+        self._devices: dict[int, Devices] = {}
+        self._boxes: dict[int, NamespaceBox] = {}
+        self._early_exits: set[int] = set()
+        self._seccomp = b""
+        self._points: dict[tuple[str, ...], Layer] = {}
+        self._closing: list[int] = []
+        self._janitor: asyncio.Task[None] | None = None
+        self._memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+    async def start(self) -> None:
+        self._seccomp = compile_filter()
+        sys = self._trees.sys()
+        self._sys = Layer(digest=f"tree:{sys}", source=str(sys))
+        for _ in range(self._count):
+            shard = self._new_shard()
+            await shard.start(self.cgroups.directories)
+            self._shards.append(shard)
+            if not self._root:
+                keys = [(name, await shard.open_device(f"/dev/{name}")) for name in DEVICES]
+                self._devices[id(shard)] = Devices(tuple(keys))
+        self._janitor = asyncio.get_running_loop().create_task(self._clean())
+
+    def _new_shard(self) -> Shard:
+        return Shard(
+            networks=self._networks,
+            cgroups=self.cgroups,
+            slots=self._slots,
+            on_exit=self._exited,
+            on_lost=self._spawner_lost,
+        )
+
+    # Making
+
+    async def create(self, spec: BoxSpec, on_end: Callable[[str, str], None]) -> NamespaceBox:
+        writable = self._writable(spec.profile)
+        shard = min(self._shards, key=lambda shard: shard.live)
+        shard.live += 1
+        try:
+            seat = await shard.take(spec.network)
+        except BaseException:
+            shard.live -= 1
+            raise
+        box = NamespaceBox(self, spec, shard, seat, on_end)
+        box.mounts, box.writable = self._targets(spec.layers), writable
+        launch = asyncio.get_running_loop().create_task(self._launch(box, spec, shard, seat))
+        try:
+            await asyncio.shield(launch)
+        except BaseException:
+            # Also when the caller gave up: what was begun is finished first, so that there is something to end.
+            await asyncio.wait([launch])
+            await box.kill("killed")
+            raise
+        return box
+
+    async def _launch(self, box: NamespaceBox, spec: BoxSpec, shard: Shard, seat: Seat) -> None:
+        await box.launch(await self._plan(spec, shard, seat, box.writable))
+
+    def _writable(self, profile: Profile) -> int:
+        """Bytes of a memory upper. More than half of the machine's memory is not given to files of one sandbox."""
+        if profile.upper == "disk":
+            raise Unsupported("profile.upper: 'disk' needs a quota on this file system; use 'memory' or 'auto'")
+        if profile.upper == "memory" and profile.disk > self._memory:
+            raise InvalidRequest("profile.disk", f"{profile.disk} bytes in memory; this machine has {self._memory}")
+        return profile.disk if profile.upper == "memory" else min(profile.disk, self._memory // 2)
+
+    async def _plan(self, spec: BoxSpec, shard: Shard, seat: Seat, writable: int) -> Plan:
+        assert seat.network is not None
+        assert seat.group is not None
+        inodes = spec.profile.inode_limit
+        self.cgroups.limit(seat.group, spec.profile, writable + inodes * _TMPFS_INODE, seat.owner)
+        targets = self._targets(spec.layers)
+        by_target = {target: [layer for layer in spec.layers if layer.target == target] for target in targets}
+        by_target["/"].append(self._mount_points(targets))
+        ordered = [layer for target in targets for layer in by_target[target]]
+        keys = dict(
+            zip(
+                [layer.digest for layer in (*ordered, self._sys)],
+                await shard.layer_keys(seat, (*ordered, self._sys)),
+                strict=True,
+            )
+        )
+        shard.warm((*ordered, self._sys) if len(ordered) <= 8 else ())
+        return compose(
+            Parts(
+                hostname=spec.hostname,
+                owner=seat.owner,
+                users=seat.users,
+                mounts=tuple(
+                    Mount(target, tuple(keys[layer.digest] for layer in by_target[target])) for target in targets
+                ),
+                writable=max(writable, 1 * MiB),
+                inodes=inodes,
+                open_files=spec.profile.open_files,
+                network=seat.network.key,
+                sys=keys[self._sys.digest],
+                devices=self._devices.get(id(shard), Devices()),
+                accounting=shard.accounting(seat),
+                seccomp=self._seccomp,
+            )
+        )
+
+    @staticmethod
+    def _targets(layers: Iterable[Layer]) -> tuple[str, ...]:
+        """The root first; a mount below another comes after it."""
+        return tuple(sorted({"/", *(layer.target for layer in layers)}))
+
+    def _mount_points(self, targets: tuple[str, ...]) -> Layer:
+        if targets not in self._points:
+            path = self._trees.mount_points(targets, devices=not self._root)
+            self._points[targets] = Layer(digest=f"tree:{path}", source=str(path))
+        return self._points[targets]
+
+    # Ending
+
+    def expect_exit(self, pid: int, box: NamespaceBox) -> None:
+        if pid in self._early_exits:
+            self._early_exits.discard(pid)
+            box.exited()
+        else:
+            self._boxes[pid] = box
+
+    def _exited(self, pid: int, _status: int) -> None:
+        box = self._boxes.pop(pid, None)
+        if box is not None:
+            box.exited()
+        else:
+            self._early_exits.add(pid)
+
+    def _spawner_lost(self) -> None:
+        """Without it no death is reported any more. Its sandboxes are ended and said to be lost."""
+        for shard in [shard for shard in self._shards if not shard.spawner.running]:
+            self._shards.remove(shard)
+            for pid, box in list(self._boxes.items()):
+                if box.belongs_to(shard):
+                    del self._boxes[pid]
+                    box.lost()
+        if not self._shards:
+            asyncio.get_running_loop().create_task(self._replace_shards())
+
+    async def _replace_shards(self) -> None:
+        shard = self._new_shard()
+        await shard.start(self.cgroups.directories)
+        self._shards.append(shard)
+
+    def close_later(self, descriptor: int) -> None:
+        """For descriptors whose closing frees many pages."""
+        self._closing.append(descriptor)
+
+    async def _clean(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            if self._closing or self.cgroups.retired:
+                await asyncio.to_thread(self._sweep)
+
+    def _sweep(self) -> None:
+        closing, self._closing = self._closing, []
+        for descriptor in closing:
+            os.close(descriptor)
+        self.cgroups.sweep()
+
+    async def close(self) -> None:
+        await asyncio.gather(*(box.kill("node_closed") for box in list(self._boxes.values())), return_exceptions=True)
+        for shard in self._shards:
+            await shard.close()
+        if self._janitor is not None:
+            self._janitor.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._janitor
+        self._sweep()
+        self.cgroups.close()
+        if self._slots is not None:
+            self._slots.close()

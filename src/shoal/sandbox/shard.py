@@ -1,0 +1,304 @@
+"""One spawner and what is kept ready with it: layers as detached mounts, and seats for the next sandboxes."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Final
+
+from msgspec import Struct
+
+from shoal.errors import SetupFailed, ShoalError
+from shoal.sandbox.cgroup import Cgroups, Group
+from shoal.sandbox.compose import RDONLY, Accounting
+from shoal.sandbox.plan import FIRST_FREE_KEY, HOST_MOUNTS, NONE, OWN_MOUNTS, Plan
+from shoal.sandbox.slots import FIRST, IDS, Slots
+from shoal.sandbox.spawner import DESCRIPTORS_MAX, Spawner
+from shoal.types import Layer
+
+READY: Final = 8
+"""Isolated seats that a shard keeps ready."""
+_LAYERS_PER_SEAT: Final = 128
+_NETWORK_OWNER: Final = FIRST - IDS
+"""Ids of the user namespace that owns all network namespaces and that no sandbox enters."""
+
+
+class Network(Struct, frozen=True):
+    """A fresh network namespace."""
+
+    kind: str
+    key: int
+    listeners: tuple[int, ...]
+
+
+class Seat(Struct):
+    """Where a sandbox is put: ids of its own, mapped layers, a network namespace and a cgroup that nobody used before."""
+
+    owner: int
+    """First id of its slot; 0 without root."""
+    users: int
+    layers: OrderedDict[str, int]
+    """Digest to the kept, id-mapped mount, the most recently used last."""
+    network: Network | None = None
+    group: Group | None = None
+
+
+class Shard:
+    """A spawner process with its caches."""
+
+    def __init__(
+        self,
+        *,
+        networks: Mapping[str, Plan],
+        cgroups: Cgroups,
+        slots: Slots | None,
+        on_exit: Callable[[int, int], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        """`networks`: how a namespace of each kind is set up from inside. `slots` None: an ordinary user's node."""
+        self.spawner = Spawner(on_exit, on_lost)
+        self.live = 0
+        self._networks = networks
+        self._cgroups = cgroups
+        self._slots = slots
+        self._keys = iter(range(FIRST_FREE_KEY, 1 << 16))
+        self._free_keys: deque[int] = deque()
+        self._dropped: list[int] = []
+        self._bases: dict[str, int] = {}
+        self._roots: dict[str, int] = {}
+        self._network_owner = NONE
+        self._spare: list[Seat] = []
+        self._ready: deque[Seat] = deque()
+        self._warm_layers: tuple[Layer, ...] = ()
+        self._refill: asyncio.Task[None] | None = None
+        self._base_lock = asyncio.Lock()
+
+    async def start(self, cleanup: Iterable[str]) -> None:
+        await self.spawner.start(tuple(cleanup))
+        plan = Plan()
+        for name, path in self._cgroups.roots().items():
+            self._roots[name] = self._key()
+            plan.add("enter", HOST_MOUNTS)
+            plan.add("open", 1, NONE, str(path), os.O_PATH | os.O_DIRECTORY)
+            plan.add("enter", OWN_MOUNTS)
+            plan.add("keep", 1, self._roots[name])
+        if self._slots is not None:
+            self._network_owner = self._key()
+            mapping = f"0 {_NETWORK_OWNER} {IDS}"
+            plan.add("userns", 0, mapping, mapping)
+            plan.add("keep", 0, self._network_owner)
+        await self.spawner.run(plan)
+        self.refill()
+
+    # Descriptors kept in the spawner
+
+    def _key(self) -> int:
+        return self._free_keys.popleft() if self._free_keys else next(self._keys)
+
+    def _drop(self, keys: Iterable[int]) -> None:
+        self._dropped += keys
+
+    def _flush_drops(self, plan: Plan) -> list[int]:
+        """Adds the drops that are due; their numbers may be used again once the plan has run."""
+        keys, self._dropped = self._dropped, []
+        for key in keys:
+            plan.add("drop", key)
+        return keys
+
+    # Layers
+
+    async def layer_keys(self, seat: Seat, layers: Iterable[Layer]) -> list[int]:
+        """Kept mounts of the layers, mapped for the seat, made where they are missing."""
+        wanted = list(layers)
+        missing = [layer for layer in wanted if layer.digest not in seat.layers]
+        if missing:
+            await self._open_bases(missing)
+            await self._map_layers(seat, missing)
+        for layer in wanted:
+            seat.layers.move_to_end(layer.digest)
+        while len(seat.layers) > max(_LAYERS_PER_SEAT, len(wanted)):
+            self._drop([seat.layers.popitem(last=False)[1]])
+        return [seat.layers[layer.digest] for layer in wanted]
+
+    async def _open_bases(self, layers: Iterable[Layer]) -> None:
+        async with self._base_lock:
+            for layer in layers:
+                if layer.digest not in self._bases:
+                    self._bases[layer.digest] = await self._open_base(layer)
+
+    async def _open_base(self, layer: Layer) -> int:
+        key = self._key()
+        plan = Plan()
+        plan.add("enter", HOST_MOUNTS)
+        if layer.format == "erofs":
+            plan.add("mount", 0, "erofs", RDONLY, [f"source={layer.source}", "ro"])
+        else:
+            plan.add("clone_tree", 0, NONE, layer.source)
+        plan.add("enter", OWN_MOUNTS)
+        if layer.format == "directory" and self._slots is not None:
+            plan.add("attributes", 0, RDONLY, 0)
+        plan.add("keep", 0, key)
+        await self.spawner.run(plan)
+        return key
+
+    async def _map_layers(self, seat: Seat, layers: Iterable[Layer]) -> None:
+        if seat.users == NONE:
+            seat.layers.update((layer.digest, self._bases[layer.digest]) for layer in layers)
+            return
+        for layer in layers:
+            try:
+                seat.layers[layer.digest] = await self._map_layer(seat, layer, idmap=True)
+            except SetupFailed as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                # A file system without id-mapped mounts: its files show as nobody's, as `doctor` says.
+                seat.layers[layer.digest] = await self._map_layer(seat, layer, idmap=False)
+
+    async def _map_layer(self, seat: Seat, layer: Layer, *, idmap: bool) -> int:
+        key = self._key()
+        plan = Plan()
+        # A detached copy may only be copied again from the mount namespace that it was first taken from.
+        plan.add("enter", HOST_MOUNTS)
+        plan.add("clone_tree", 0, self._bases[layer.digest], "")
+        plan.add("enter", OWN_MOUNTS)
+        if idmap:
+            plan.add("idmap", 0, seat.users)
+        plan.add("keep", 0, key)
+        await self.spawner.run(plan)
+        return key
+
+    async def share(self, layers: Iterable[Layer]) -> list[int]:
+        """Descriptors, in this process, of layers that are in use."""
+        found: list[int] = []
+        for batch in _batches(list(layers), DESCRIPTORS_MAX):
+            plan = Plan()
+            for layer in batch:
+                plan.add("send", self._bases[layer.digest])
+            found += (await self.spawner.run(plan)).descriptors
+        return found
+
+    async def open_device(self, path: str) -> int:
+        """A device node of the host as a kept mount, for sandboxes whose layers cannot have any."""
+        return await self._open_base(Layer(digest=f"device:{path}", source=path))
+
+    # Seats
+
+    async def take(self, kind: str) -> Seat:
+        """A ready seat, or one made now. `kind`: of its network."""
+        if kind == "isolated" and self._ready:
+            seat = self._ready.popleft()
+            self.refill()
+            return seat
+        seat = await self._make_seat()
+        await self._equip(seat, kind)
+        return seat
+
+    async def _make_seat(self) -> Seat:
+        if self._spare:
+            return self._spare.pop()
+        if self._slots is None:
+            return Seat(owner=0, users=NONE, layers=OrderedDict())
+        owner = self._slots.take()
+        users = self._key()
+        plan = Plan()
+        plan.add("userns", 0, f"0 {owner} {IDS}", f"0 {owner} {IDS}")
+        plan.add("keep", 0, users)
+        try:
+            await self.spawner.run(plan)
+        except BaseException:
+            self._slots.give(owner)
+            raise
+        return Seat(owner=owner, users=users, layers=OrderedDict())
+
+    async def _equip(self, seat: Seat, kind: str) -> None:
+        try:
+            seat.network = await self._make_network(kind)
+            seat.group = self._cgroups.create()
+        except BaseException:
+            self.give(seat)
+            raise
+
+    async def _make_network(self, kind: str) -> Network:
+        key = self._key()
+        plan = Plan()
+        dropped = self._flush_drops(plan)
+        plan.add("netns", 0, self._network_owner, self._networks[kind].wire())
+        plan.add("keep", 0, key)
+        reply = await self.spawner.run(plan)
+        self._free_keys.extend(dropped)
+        return Network(kind, key, reply.descriptors)
+
+    def give(self, seat: Seat) -> None:
+        """A seat whose sandbox has ended, or never was. Its ids and layers serve again; network and group never do."""
+        if seat.network is not None:
+            self._drop([seat.network.key])
+            for listener in seat.network.listeners:
+                with suppress(OSError):
+                    os.close(listener)
+        if seat.group is not None:
+            self._cgroups.retire(seat.group)
+        seat.network = seat.group = None
+        self._spare.append(seat)
+        self.refill()
+
+    def warm(self, layers: tuple[Layer, ...]) -> None:
+        """Ready seats have these layers mapped from now on."""
+        self._warm_layers = layers
+
+    def refill(self) -> None:
+        """Starts the background task that makes seats ready, unless it runs."""
+        if self._refill is None or self._refill.done():
+            self._refill = asyncio.get_running_loop().create_task(self._fill())
+
+    async def _fill(self) -> None:
+        """Several at once: most of making a network namespace is waiting for the kernel."""
+        while len(self._ready) < READY:
+            results = await asyncio.gather(*(self._prepare_one() for _ in range(4)), return_exceptions=True)
+            if any(isinstance(result, BaseException) for result in results):
+                return  # whoever needs a seat next will meet the error and can say it
+
+    async def _prepare_one(self) -> None:
+        seat = await self._make_seat()
+        await self._equip(seat, "isolated")
+        try:
+            await self.layer_keys(seat, self._warm_layers)
+        except ShoalError:
+            self.give(seat)
+            raise
+        self._ready.append(seat)
+
+    def accounting(self, seat: Seat) -> Accounting:
+        """The seat's cgroup files, by kept descriptors."""
+        assert seat.group is not None
+        groups, group = self._cgroups, seat.group
+
+        def named(place: tuple[str, str] | None) -> tuple[int, str] | None:
+            return (self._roots[place[0]], place[1]) if place else None
+
+        return Accounting(
+            init_group=named(groups.init_group(group)),
+            init_joins=tuple((self._roots[c], path) for c, path in groups.init_joins(group)),
+            command_joins=tuple((self._roots[c], path) for c, path in groups.command_joins(group)),
+            commands_group=named(groups.commands_group(group)),
+            oom_events=named(groups.oom_events(group)),
+        )
+
+    async def close(self) -> None:
+        if self._refill is not None:
+            self._refill.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._refill
+        for seat in (*self._ready, *self._spare):
+            for listener in seat.network.listeners if seat.network else ():
+                os.close(listener)
+        self._ready.clear()
+        self._spare.clear()
+        await self.spawner.close()
+
+
+def _batches(layers: list[Layer], most: int) -> Iterable[list[Layer]]:
+    return (layers[start : start + most] for start in range(0, len(layers), most))

@@ -1,0 +1,50 @@
+"""From what users write to what a node takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from shoal.errors import InvalidRequest, Unsupported
+from shoal.types import Layer, Profile
+
+_LATER: Final = {
+    "access": "access policies",
+    "volumes": "volumes",
+    "idle": "idle times",
+    "snapshot": "snapshots",
+    "session": "sessions",
+    "on_divergence": "sessions",
+    "priority": "priorities",
+    "group": "groups",
+    "seed": "seeds",
+    "wait": "waiting for room",
+    "key": "idempotent creates",
+}
+"""Arguments of the interface that come with later versions."""
+
+
+def refuse_later(options: Mapping[str, Any]) -> None:
+    """Unsupported for an argument of a later version, InvalidRequest for one that is none."""
+    for name in options:
+        if name in _LATER:
+            raise Unsupported(f"{name}: {_LATER[name]} are not in this version")
+        raise InvalidRequest(name, "is not an argument of Sandbox.create")
+
+
+def plain_env(env: Mapping[str, str] | None) -> dict[str, str]:
+    if env is not None and not isinstance(env, Mapping):
+        raise InvalidRequest("env", f"maps names to texts; {env!r} does not")
+    return dict(env or {})
+
+
+def plain_layers(layers: Iterable[str | Layer]) -> tuple[str | Layer, ...]:
+    if isinstance(layers, str):
+        raise InvalidRequest("layers", f"takes a list of keys, not the one text {layers!r}")
+    return tuple(layers)
+
+
+def profile_of(profile: str | Profile) -> str | Profile:
+    if not isinstance(profile, (str, Profile)):
+        raise InvalidRequest("profile", f"takes a name or a Profile, not {profile!r}")
+    return profile

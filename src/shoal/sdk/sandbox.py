@@ -1,0 +1,351 @@
+"""The sandbox as users see it. `sync.py` is generated from this file; change it here and run `make sync`."""
+
+from __future__ import annotations
+
+import os
+import signal as signals
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, overload
+
+from shoal.errors import CommandFailed, InvalidRequest, NotFound
+from shoal.node.interface import CommandRequest, CreateRequest, Node, Output
+from shoal.sdk.embedded import acall, engine
+from shoal.sdk.requests import plain_env, plain_layers, profile_of, refuse_later
+from shoal.sdk.streams import TextStreams, Writer, close_stream, next_piece, to_bytes
+from shoal.sdk.transfer import download, upload
+from shoal.types import (
+    Change,
+    FileInfo,
+    Layer,
+    NetworkPolicy,
+    Profile,
+    Result,
+    SandboxInfo,
+    State,
+    parse_size,
+)
+
+FileInfos = list[FileInfo]
+SandboxInfos = list[SandboxInfo]
+Changes = list[Change]
+"""Aliases, since the classes below have a method `list`."""
+
+
+class AsyncCommand:
+    """A command that runs in the background."""
+
+    def __init__(self, node: Node, sandbox: str, id: int, pid: int) -> None:
+        self.id = id
+        self.pid = pid
+        """Inside the sandbox."""
+        self._node = node
+        self._sandbox = sandbox
+        self._result: Result | None = None
+
+    async def wait(self, check: bool = False) -> Result:
+        """Its end. Output that was not iterated over is kept up to the limit it was started with."""
+        if self._result is None:
+            self._result = await acall(self._node.wait(self._sandbox, self.id))
+        if check and self._result.exit_code != 0:
+            raise CommandFailed(self._result)
+        return self._result
+
+    async def kill(self, signal: int = signals.SIGKILL) -> None:
+        """SIGKILL goes to all that it started, any other signal to its process group."""
+        await acall(self._node.signal(self._sandbox, self.id, signal))
+
+    async def send_stdin(self, data: str | bytes) -> None:
+        """Waits while the command does not read."""
+        await acall(self._node.send_stdin(self._sandbox, self.id, data.encode() if isinstance(data, str) else data))
+
+    async def close_stdin(self) -> None:
+        await acall(self._node.close_stdin(self._sandbox, self.id))
+
+    async def resize(self, cols: int, rows: int) -> None:
+        """Of a command on a terminal."""
+        await acall(self._node.resize(self._sandbox, self.id, cols, rows))
+
+    async def __aiter__(self) -> AsyncIterator[Output]:
+        """Its output as it comes; the command waits while nobody takes it."""
+        while pieces := await acall(self._node.output(self._sandbox, self.id)):
+            for piece in pieces:
+                yield piece
+
+
+class AsyncCommands:
+    """Runs commands in one sandbox."""
+
+    def __init__(self, node: Node, sandbox: str) -> None:
+        self._node = node
+        self._sandbox = sandbox
+
+    @overload
+    async def run(
+        self,
+        cmd: str | Sequence[str],
+        *,
+        env: Mapping[str, str] | None = ...,
+        cwd: str | None = ...,
+        user: str | int | None = ...,
+        timeout: float | None = ...,
+        silence: float | None = ...,
+        stdin: str | bytes | None = ...,
+        on_stdout: Writer | None = ...,
+        on_stderr: Writer | None = ...,
+        background: Literal[False] = ...,
+        check: bool = ...,
+        output_limit: int | str = ...,
+        changes: bool = ...,
+    ) -> Result: ...
+
+    @overload
+    async def run(
+        self,
+        cmd: str | Sequence[str],
+        *,
+        env: Mapping[str, str] | None = ...,
+        cwd: str | None = ...,
+        user: str | int | None = ...,
+        timeout: float | None = ...,
+        silence: float | None = ...,
+        stdin: str | bytes | None = ...,
+        background: Literal[True],
+        output_limit: int | str = ...,
+    ) -> AsyncCommand: ...
+
+    async def run(
+        self,
+        cmd: str | Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | int | None = None,
+        timeout: float | None = None,
+        silence: float | None = None,
+        stdin: str | bytes | None = None,
+        on_stdout: Writer | None = None,
+        on_stderr: Writer | None = None,
+        background: bool = False,
+        check: bool = False,
+        output_limit: int | str = "1MiB",
+        changes: bool = False,
+    ) -> Result | AsyncCommand:
+        """Runs text by a shell, a list as it is, and returns when the command has ended.
+
+        `timeout` and `silence` (seconds in all, seconds without output) kill everything the command started; what it
+        had written is in the result. Without `stdin` it reads EOF at once. `on_stdout` and `on_stderr` get text as it
+        comes. `background=True` returns a handle at once; its stdin stays open. `check=True` raises CommandFailed.
+        `output_limit`: bytes kept of each stream, head and tail. `changes=True` counts the files it changed.
+        """
+        request = CommandRequest(
+            cmd=cmd,
+            env=plain_env(env),
+            cwd=cwd,
+            user=user,
+            timeout=timeout,
+            silence=silence,
+            output_limit=parse_size(output_limit, "output_limit"),
+            stdin=stdin.encode() if isinstance(stdin, str) else stdin,
+            feed=background and stdin is None,
+            changes=changes,
+        )
+        if background:
+            return await self.start(request)
+        if on_stdout is None and on_stderr is None:
+            result = await acall(self._node.run(self._sandbox, request))
+        else:
+            result = await self._stream(request, on_stdout, on_stderr)
+        if check and result.exit_code != 0:
+            raise CommandFailed(result)
+        return result
+
+    async def start(self, request: CommandRequest) -> AsyncCommand:
+        """A command by its whole request; what `run(background=True)` and terminals are made of."""
+        id, pid = await acall(self._node.start(self._sandbox, request))
+        return AsyncCommand(self._node, self._sandbox, id, pid)
+
+    async def _stream(self, request: CommandRequest, on_stdout: Writer | None, on_stderr: Writer | None) -> Result:
+        command = await self.start(request)
+        decoders = TextStreams(on_stdout, on_stderr)
+        try:
+            async for piece in command:
+                decoders.write(piece)
+            decoders.finish()
+            return await command.wait()
+        except BaseException:
+            await command.kill()
+            raise
+
+
+class AsyncFiles:
+    """The files of one sandbox. Relative paths start in its working directory."""
+
+    def __init__(self, node: Node, sandbox: str) -> None:
+        self._node = node
+        self._sandbox = sandbox
+
+    @overload
+    async def read(self, path: str, format: Literal["text"] = "text") -> str: ...
+    @overload
+    async def read(self, path: str, format: Literal["bytes"]) -> bytes: ...
+    @overload
+    async def read(self, path: str, format: Literal["stream"]) -> AsyncIterator[bytes]: ...
+
+    async def read(
+        self, path: str, format: Literal["text", "bytes", "stream"] = "text"
+    ) -> str | bytes | AsyncIterator[bytes]:
+        """A regular file. Text is UTF-8; what is not becomes U+FFFD. A stream holds little at a time."""
+        if format == "stream":
+            return self._pieces(path)
+        if format not in ("text", "bytes"):
+            raise InvalidRequest("format", f"takes 'text', 'bytes' or 'stream', not {format!r}")
+        data = await acall(self._node.read_file(self._sandbox, path))
+        return data if format == "bytes" else data.decode("utf-8", "replace")
+
+    async def _pieces(self, path: str) -> AsyncIterator[bytes]:
+        stream = self._node.stream_file(self._sandbox, path)
+        try:
+            while (piece := await acall(next_piece(stream))) is not None:
+                yield piece
+        finally:
+            await acall(close_stream(stream))
+
+    async def write(self, path: str, data: str | bytes, mode: int | None = None, user: str | int | None = None) -> None:
+        """Makes missing parents, replaces atomically, and keeps an existing file's mode and owner."""
+        await acall(self._node.write_file(self._sandbox, path, to_bytes(data), mode, user))
+
+    async def write_many(self, files: Mapping[str, str | bytes]) -> None:
+        """Path to content; each file atomically, not all together."""
+        for path, data in files.items():
+            await self.write(path, data)
+
+    async def append(self, path: str, data: str | bytes) -> None:
+        """Makes the file if it is missing."""
+        await acall(self._node.append_file(self._sandbox, path, to_bytes(data)))
+
+    async def list(self, path: str = ".", depth: int = 1) -> FileInfos:
+        """The entries below a directory, sorted by path; links are not followed."""
+        return await acall(self._node.list_files(self._sandbox, path, depth))
+
+    async def stat(self, path: str) -> FileInfo:
+        """Of the path itself, also if it is a link."""
+        return await acall(self._node.stat_file(self._sandbox, path))
+
+    async def exists(self, path: str) -> bool:
+        try:
+            await self.stat(path)
+        except NotFound:
+            return False
+        return True
+
+    async def make_dir(self, path: str, mode: int = 0o755) -> None:
+        """With missing parents; one that is there is no error."""
+        await acall(self._node.make_dir(self._sandbox, path, mode))
+
+    async def remove(self, path: str) -> None:
+        """A file, a link, or a directory with all that is in it. NotFound if nothing is there."""
+        await acall(self._node.remove_file(self._sandbox, path))
+
+    async def rename(self, old: str, new: str) -> None:
+        """Replaces what is at `new`. A directory that comes from a layer cannot be renamed; copy it."""
+        await acall(self._node.rename_file(self._sandbox, old, new))
+
+    async def upload(self, local: str | os.PathLike[str], remote: str) -> None:
+        """A file or a tree of this machine, with modes and links as they are, to the path `remote`."""
+        await acall(upload(self._node, self._sandbox, Path(local), remote))
+
+    async def download(self, remote: str, local: str | os.PathLike[str]) -> None:
+        """A file or a tree, to the path `local`. Links are made as links and never followed; devices are left out."""
+        await acall(download(self._node, self._sandbox, remote, Path(local)))
+
+
+class AsyncSandbox:
+    """A fresh, isolated environment. Ends by `kill`, at the end of `async with`, after `ttl`, or with this process."""
+
+    def __init__(self, node: Node, info: SandboxInfo) -> None:
+        self.id = info.id
+        self.commands = AsyncCommands(node, info.id)
+        self.files = AsyncFiles(node, info.id)
+        self._node = node
+
+    @classmethod
+    async def create(
+        cls,
+        image: str = "host",
+        layers: Iterable[str | Layer] = (),
+        workspace: str | Layer | None = None,
+        profile: str | Profile = "basic",
+        tier: str = "namespace",
+        network: str | NetworkPolicy | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str = "/workspace",
+        user: str | int = "root",
+        ttl: float | None = 3600,
+        metadata: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> Self:
+        """Makes a sandbox.
+
+        `layers`: keys of layers (digests, names, "python:3.11"), highest first. `profile`: a name or a Profile.
+        `network`: None for none at all, "pypi" for the package index, or a NetworkPolicy. `env`, `cwd` and `user` hold
+        for every command that does not say otherwise. `ttl`: seconds of life.
+        InvalidRequest names the field that is wrong; CapacityError when there is no room; SetupFailed.
+        """
+        refuse_later(options)
+        request = CreateRequest(
+            image=image,
+            layers=plain_layers(layers),
+            workspace=workspace,
+            profile=profile_of(profile),
+            tier=tier,
+            network=network,
+            env=plain_env(env),
+            cwd=cwd,
+            user=user,
+            ttl=ttl,
+            metadata=dict(metadata or {}),
+        )
+        node = engine().node
+        return cls(node, await acall(node.create(request)))
+
+    @classmethod
+    async def connect(cls, id: str) -> Self:
+        """A handle on a sandbox of this process. NotFound, or SandboxGone with the reason."""
+        node = engine().node
+        return cls(node, await acall(node.info(id)))
+
+    @classmethod
+    async def list(cls, metadata: Mapping[str, str] | None = None, state: State | None = None) -> SandboxInfos:
+        """The live sandboxes whose metadata has all of these entries."""
+        wanted = set((metadata or {}).items())
+        infos = await acall(engine().node.list_sandboxes())
+        return [info for info in infos if wanted <= set(info.metadata.items()) and state in (None, info.state)]
+
+    @classmethod
+    async def kill_all(cls, metadata: Mapping[str, str] | None = None) -> int:
+        """Ends those that `list` would show; how many."""
+        infos = await cls.list(metadata)
+        for info in infos:
+            await acall(engine().node.kill(info.id))
+        return len(infos)
+
+    async def info(self) -> SandboxInfo:
+        return await acall(self._node.info(self.id))
+
+    async def changes(self) -> Changes:
+        """What differs from its layers, sorted by path."""
+        return await acall(self._node.changes(self.id))
+
+    async def kill(self) -> None:
+        """Ends all of it. Calling it again is no error; any other call then raises SandboxGone."""
+        await acall(self._node.kill(self.id))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.kill()
