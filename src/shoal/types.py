@@ -71,7 +71,7 @@ PROFILES: dict[str, Profile] = {
 
 
 class NetworkPolicy(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a sandbox may reach. Names are matched whole; `*.` stands for any subdomain; `:port` narrows (else 80, 443)."""
+    """What a sandbox may reach. Names are matched whole, `*.` is any subdomain, `:port` narrows (else 80 and 443)."""
 
     allow: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()

@@ -48,7 +48,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     """How long a DNS connection may stay open."""
 
 
-class Refused(Exception):  # noqa: N818 - the outcome of a connection, not an error of ours
+class Refused(Exception):
     """This connection does not go out. `rule` is the policy's entry, if one said so."""
 
     def __init__(self, reason: str, rule: str | None = None) -> None:

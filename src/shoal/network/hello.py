@@ -10,11 +10,11 @@ _HANDSHAKE, _CLIENT_HELLO = b"\x16", b"\x01"
 _SERVER_NAME, _HOST_NAME = 0, 0
 
 
-class Incomplete(Exception):  # noqa: N818 - not an error: more bytes are needed
+class Incomplete(Exception):
     """The ClientHello goes on after these bytes."""
 
 
-class NotTls(Exception):  # noqa: N818 - a finding about the client
+class NotTls(Exception):
     """These bytes are not the beginning of a ClientHello."""
 
 

@@ -71,7 +71,7 @@ class Builds:
             await node.kill(sandbox)
 
     async def directory(self, source: Path, target: str, key: str | None = None) -> Layer:
-        """A layer with the tree at `source` below `target`. With `key` it is made once; the key must name the content."""
+        """A layer with the tree at `source` below `target`. With `key`, which names the content, it is made once."""
         if not target.startswith("/") or ".." in target.split("/"):
             raise InvalidRequest("target", f"takes an absolute path, not {target!r}")
         if key is None:

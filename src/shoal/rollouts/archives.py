@@ -55,7 +55,7 @@ def read_archive(path: Path, bounds: Bounds = BOUNDS) -> dict[str, Entry]:
         raise InvalidRequest(path.name, f"not a readable archive: {error}") from error
 
 
-class _Refused(Exception):  # noqa: N818  never leaves this file
+class _Refused(Exception):
     """Why an entry, or the archive as a whole, is not taken."""
 
 

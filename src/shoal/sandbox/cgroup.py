@@ -88,7 +88,6 @@ class Cgroups:
         if hierarchies.unified is not None and self._make_root("unified", hierarchies.unified / name):
             self._v2 = self._delegate(hierarchies.v2_controllers)
         self._next = 0
-        self._retired: list[Group] = []
 
     def _make_root(self, controller: str, path: Path) -> bool:
         try:
@@ -208,20 +207,6 @@ class Cgroups:
         if "unified" in self._roots:
             with contextlib.suppress(OSError):
                 _write(self._roots["unified"] / group.name / "cgroup.kill", "1")
-
-    def retire(self, group: Group) -> None:
-        """Marks it for `sweep`; removing takes a millisecond that nobody should wait for."""
-        self._retired.append(group)
-
-    def sweep(self) -> None:
-        """Removes retired groups; what is still in use stays for the next time. For a thread of its own."""
-        retired, self._retired = self._retired, []
-        self._retired += [group for group in retired if not self.remove(group)]
-
-    @property
-    def retired(self) -> int:
-        """Groups that wait to be removed."""
-        return len(self._retired)
 
     def remove(self, group: Group) -> bool:
         """Removes what is empty of it; False while something is not."""

@@ -17,6 +17,7 @@ from shoal.sandbox.cgroup import Cgroups, find_hierarchies
 from shoal.sandbox.channel import Channel, Process, Receiver, Request
 from shoal.sandbox.compose import Devices, Mount, Parts, compose
 from shoal.sandbox.interface import BoxSpec
+from shoal.sandbox.janitor import Janitor
 from shoal.sandbox.plan import Plan
 from shoal.sandbox.seccomp import compile_filter
 from shoal.sandbox.shard import Seat, Shard
@@ -24,7 +25,6 @@ from shoal.sandbox.slots import Slots
 from shoal.sandbox.trees import DEVICES, Trees
 from shoal.types import KiB, Layer, MiB, Profile
 
-_SWEEP_SECONDS: Final = 0.25
 _DEATH_SECONDS: Final = 30.0
 _TMPFS_INODE: Final = 1 * KiB
 """What an empty file on a tmpfs costs; charged to the sandbox like everything in it."""
@@ -118,7 +118,7 @@ class NamespaceBox:
         self._end("init_died")
         for descriptor in (self._pidfd, self.upper):
             if descriptor >= 0:
-                self._tier.close_later(descriptor)
+                self._tier.janitor.close_descriptor(descriptor)
         self._pidfd = self.upper = -1
         self._shard.live -= 1
         self._shard.give(self._seat)
@@ -134,6 +134,7 @@ class NamespaceTier:
         name = f"shoal-{os.getpid()}-{time.monotonic_ns() % 10**9}"
         hierarchies = find_hierarchies(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
         self.cgroups = Cgroups(hierarchies, name)
+        self.janitor = Janitor(self.cgroups)
         self.unenforced = self.cgroups.unenforced
         self._slots = Slots(run_dir / "slots") if self._root else None
         self._trees = Trees(run_dir / "trees")
@@ -145,11 +146,10 @@ class NamespaceTier:
         self._early_exits: set[int] = set()
         self._seccomp = b""
         self._points: dict[tuple[str, ...], Layer] = {}
-        self._closing: list[int] = []
-        self._janitor: asyncio.Task[None] | None = None
         self._memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
     async def start(self) -> None:
+        self.janitor.start()
         self._seccomp = compile_filter()
         sys = self._trees.sys()
         self._sys = Layer(digest=f"tree:{sys}", source=str(sys))
@@ -160,12 +160,12 @@ class NamespaceTier:
             if not self._root:
                 keys = [(name, await shard.open_device(f"/dev/{name}")) for name in DEVICES]
                 self._devices[id(shard)] = Devices(tuple(keys))
-        self._janitor = asyncio.get_running_loop().create_task(self._clean())
 
     def _new_shard(self) -> Shard:
         return Shard(
             networks=self._networks,
             cgroups=self.cgroups,
+            janitor=self.janitor,
             slots=self._slots,
             on_exit=self._exited,
             on_lost=self._spawner_lost,
@@ -284,31 +284,11 @@ class NamespaceTier:
         await shard.start(self.cgroups.directories)
         self._shards.append(shard)
 
-    def close_later(self, descriptor: int) -> None:
-        """For descriptors whose closing frees many pages."""
-        self._closing.append(descriptor)
-
-    async def _clean(self) -> None:
-        while True:
-            await asyncio.sleep(_SWEEP_SECONDS)
-            if self._closing or self.cgroups.retired:
-                await asyncio.to_thread(self._sweep)
-
-    def _sweep(self) -> None:
-        closing, self._closing = self._closing, []
-        for descriptor in closing:
-            os.close(descriptor)
-        self.cgroups.sweep()
-
     async def close(self) -> None:
         await asyncio.gather(*(box.kill("node_closed") for box in list(self._boxes.values())), return_exceptions=True)
         for shard in self._shards:
             await shard.close()
-        if self._janitor is not None:
-            self._janitor.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._janitor
-        self._sweep()
+        self.janitor.close()
         self.cgroups.close()
         if self._slots is not None:
             self._slots.close()

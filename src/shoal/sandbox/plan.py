@@ -1,4 +1,6 @@
-"""A plan: the flat list of operations by which shoal-init makes a sandbox. All policy is here and in its callers; C walks the list.
+"""A plan: the flat list of operations by which shoal-init makes a sandbox.
+
+All policy is here and in its callers; C walks the list.
 
 A plan can be printed (`str(plan)`) and is sent as bytes. Descriptors are named by number: below `KEPT` they are
 registers of this plan (the descriptors sent along come first), from `KEPT` on they stay with the spawner until dropped.

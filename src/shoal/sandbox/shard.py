@@ -15,6 +15,7 @@ from msgspec import Struct
 from shoal.errors import SetupFailed, ShoalError
 from shoal.sandbox.cgroup import Cgroups, Group
 from shoal.sandbox.compose import RDONLY, Accounting
+from shoal.sandbox.janitor import Janitor
 from shoal.sandbox.plan import FIRST_FREE_KEY, HOST_MOUNTS, NONE, OWN_MOUNTS, Plan
 from shoal.sandbox.slots import FIRST, IDS, Slots
 from shoal.sandbox.spawner import DESCRIPTORS_MAX, Spawner
@@ -36,7 +37,7 @@ class Network(Struct, frozen=True):
 
 
 class Seat(Struct):
-    """Where a sandbox is put: ids of its own, mapped layers, a network namespace and a cgroup that nobody used before."""
+    """Where a sandbox is put: ids of its own, mapped layers, and a network namespace and cgroup nobody used before."""
 
     owner: int
     """First id of its slot; 0 without root."""
@@ -55,6 +56,7 @@ class Shard:
         *,
         networks: Mapping[str, Plan],
         cgroups: Cgroups,
+        janitor: Janitor,
         slots: Slots | None,
         on_exit: Callable[[int, int], None],
         on_lost: Callable[[], None],
@@ -64,6 +66,7 @@ class Shard:
         self.live = 0
         self._networks = networks
         self._cgroups = cgroups
+        self._janitor = janitor
         self._slots = slots
         self._keys = iter(range(FIRST_FREE_KEY, 1 << 16))
         self._free_keys: deque[int] = deque()
@@ -240,7 +243,7 @@ class Shard:
                 with suppress(OSError):
                     os.close(listener)
         if seat.group is not None:
-            self._cgroups.retire(seat.group)
+            self._janitor.remove_group(seat.group)
         seat.network = seat.group = None
         self._spare.append(seat)
         self.refill()

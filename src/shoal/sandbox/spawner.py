@@ -54,8 +54,8 @@ class Spawner:
         self._pid = 0
         self._ended: asyncio.Future[None] | None = None
 
-    async def start(self, cleanup: Sequence[str] = (), ids: str = "") -> None:
-        """`cleanup`: directories that the process removes when it ends. `ids`: map of an ordinary user's namespace."""
+    async def start(self, cleanup: Sequence[str] = ()) -> None:
+        """`cleanup`: directories that the process removes when it ends."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
             # A plan with its network messages and seccomp program must fit in one datagram.
@@ -72,7 +72,7 @@ class Spawner:
         self._socket = ours
         loop = asyncio.get_running_loop()
         try:
-            await self._greet(ours, ids)
+            await self._greet(ours)
         except BaseException:
             ours.close()
             os.waitpid(self._pid, 0)
@@ -80,11 +80,11 @@ class Spawner:
         self._ended = loop.create_future()
         loop.add_reader(ours.fileno(), self._readable)
 
-    async def _greet(self, ours: socket.socket, ids: str) -> None:
+    async def _greet(self, ours: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         hello = await loop.sock_recv(ours, 16)
         if hello == b"u":
-            write_id_maps(self._pid, ids)
+            write_id_maps(self._pid)
             await loop.sock_sendall(ours, b"m")
             hello = await loop.sock_recv(ours, 16)
         error = int.from_bytes(hello, "little") if len(hello) == 4 else 0
@@ -186,8 +186,8 @@ def _discard(future: asyncio.Future[Reply]) -> None:
         os.close(descriptor)
 
 
-def write_id_maps(pid: int, ids: str) -> None:
-    """Maps an ordinary user's namespace: root inside is the user; more ids only by `newuidmap`, where it is allowed."""
+def write_id_maps(pid: int) -> None:
+    """Maps an ordinary user's namespace: root inside is the user, and there is no other id."""
     Path(f"/proc/{pid}/setgroups").write_text("deny")
     Path(f"/proc/{pid}/uid_map").write_text(f"0 {os.geteuid()} 1")
     Path(f"/proc/{pid}/gid_map").write_text(f"0 {os.getegid()} 1")

@@ -90,7 +90,7 @@ _current = _Current()
 
 
 def engine() -> Engine:
-    """The embedded node, started if it is not. SetupFailed or Unsupported where it cannot run; `shoal doctor` says why."""
+    """The embedded node, started if need be. SetupFailed or Unsupported where it can't run; `shoal doctor` says why."""
     return _current.get()
 
 

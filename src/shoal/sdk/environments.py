@@ -26,5 +26,5 @@ async def build_environment(
 
 
 async def publish_layer(directory: Path, target: str = "/", key: str | None = None) -> Layer:
-    """A layer with the tree of `directory` below `target`. With a `key`, which must name the content, it is made once."""
+    """A layer with the tree of `directory` below `target`. With a `key`, which names the content, it is made once."""
     return await acall(engine().builds.directory(directory, target, key))

@@ -45,7 +45,7 @@ class Scene:
         return Path(self.scratch)
 
 
-class Shortfall(Exception):  # noqa: N818 -- a result, not a fault
+class Shortfall(Exception):
     """What a probe raises when the thing is not as it should be. None leaves the probe's own word."""
 
     def __init__(self, detail: str, status: Status | None = None, fix: str | None = None) -> None:

@@ -44,7 +44,7 @@ PROBES: tuple[Probe, ...] = (
 )
 
 
-class TimeIsUp(Exception):  # noqa: N818 -- not a fault of what runs
+class TimeIsUp(Exception):
     """Raised in a probe by SIGTERM, so that it removes what it made."""
 
 

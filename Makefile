@@ -1,0 +1,58 @@
+# Commands of the repository. Everything installs what it needs; run again, it is quick.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+SECONDS ?= 30
+
+.PHONY: help demo test test-all check setup bench fuzz sync format clean system-packages
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+demo: setup  ## real SWE tasks, in sandboxes, to rewards: the fix gives 1, doing nothing gives 0
+	$(BIN)/shoal rollouts --tasks pypi --limit 8 --agent oracle
+	$(BIN)/shoal rollouts --tasks pypi --limit 8 --agent noop
+
+test: setup  ## the tests, in under 15 minutes
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: setup  ## the slow suites too: soaks, kill loops
+	$(BIN)/python -m pytest
+
+check: setup  ## format, lint, types, import contract, generated code
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python scripts/generate_sync.py --check
+
+setup: $(STAMP)  ## .venv with the project and its tests' needs, shoal-init built
+	@$(BIN)/python build_init.py
+
+$(STAMP): pyproject.toml build_init.py | system-packages
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --editable . --group dev
+	touch $@
+
+# What the build and the layers need of the system, where it is Debian and we may. Without musl the system's compiler
+# does; without erofs-utils layers are directories.
+system-packages:
+	@scripts/install_system_packages
+
+bench: setup  ## the benchmark table, with what users would pick instead
+	$(BIN)/shoal bench --peers
+
+fuzz: setup  ## the frame codec and the request parser, for SECONDS
+	$(MAKE) -C fuzz run SECONDS=$(SECONDS) PYTHON=$(abspath $(BIN)/python)
+
+sync: setup  ## writes the blocking SDK from the async one
+	$(BIN)/python scripts/generate_sync.py
+
+format: setup  ## formats the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix --quiet .
+
+clean:  ## removes what was built here; sandbox layers stay in the data folder
+	rm -rf $(VENV) src/shoal/_bin/init fuzz/build .mypy_cache .ruff_cache .hypothesis

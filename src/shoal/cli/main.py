@@ -1,0 +1,83 @@
+"""`shoal`: the commands, and what every one of them does with errors. Exit codes: 2 misuse, 3 capacity, 4 platform."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import click
+import typer
+
+from shoal.cli.doctor import doctor
+from shoal.cli.env import env
+from shoal.cli.rollouts import rollouts
+from shoal.cli.run import run, shell
+from shoal.errors import BuildFailed, CapacityError, InvalidRequest, NotFound, ShoalError, Unsupported
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MISUSE, CAPACITY, PLATFORM, INTERRUPTED = 2, 3, 4, 130
+
+
+def application() -> typer.Typer:
+    """All commands."""
+    app = typer.Typer(
+        help="Elastic sandboxes for agentic reinforcement learning.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    as_given = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+    app.command(context_settings=as_given)(run)
+    app.command()(shell)
+    app.command()(rollouts)
+    app.command()(doctor)
+    app.add_typer(env(), name="env", help="Environments of Python packages.")
+    return app
+
+
+def main() -> None:
+    """The entry point. Ends the process with the code that fits."""
+    try:
+        code = application()(standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        code = stop.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = MISUSE
+    except ShoalError as error:
+        print(f"shoal: {explain(error)}", file=sys.stderr)
+        code = exit_code(error)
+    except (KeyboardInterrupt, click.Abort):
+        code = INTERRUPTED
+    except BrokenPipeError:
+        code = 141  # as a shell tells SIGPIPE
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def explain(error: ShoalError) -> str:
+    """One line. The log of a build goes to a file that the line names."""
+    text = " ".join(str(error).split())
+    if isinstance(error, CapacityError):
+        return f"{text}; try again in {error.retry_after:g} s"
+    if isinstance(error, BuildFailed):
+        return f"{text}; the whole log is in {keep_log(error.log)}"
+    return text
+
+
+def keep_log(log: str) -> Path:
+    from shoal.config import data_dir
+
+    folder = data_dir() / "logs"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"build-{time.strftime('%Y%m%d-%H%M%S')}-{time.monotonic_ns() % 10**6:06d}.log"
+    path.write_text(log)
+    return path
+
+
+def exit_code(error: ShoalError) -> int:
+    if isinstance(error, (InvalidRequest, NotFound, Unsupported)):
+        return MISUSE
+    return CAPACITY if isinstance(error, CapacityError) else PLATFORM
