@@ -33,6 +33,7 @@ struct sandbox {
 
 struct spawner {
     int socket, signals, reaper;
+    pid_t reaper_pid;
     int own_mounts;
     int kept[KEPT_MAX];
     struct sandbox *sandboxes;
@@ -44,19 +45,26 @@ struct spawner {
 
 /* ---- the reaper: shares our descriptors and closes what is slow to close ---------------------- */
 
+static pid_t spawner_pid;
+
 static int reaper_loop(void *argument) {
     int from = *(int *)argument, fd;
+    /* It holds the write end of its own pipe and the node's socket too, so no end of file would ever come. */
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != spawner_pid) _exit(0);
     while (read(from, &fd, sizeof fd) == sizeof fd) close(fd);
     _exit(0);
 }
 
 /* Closing the last descriptor of a mount or a mount namespace waits for RCU. Only this process should. */
-static int start_reaper(void) {
+static int start_reaper(pid_t *reaper) {
     static int ends[2];
+    spawner_pid = getpid();
     if (pipe2(ends, O_CLOEXEC)) return -1;
     enum { STACK = 16384 };
     char *stack = allocate(STACK);
-    if (clone(reaper_loop, stack + STACK, CLONE_VM | CLONE_FILES | SIGCHLD, &ends[0]) < 0) return -1;
+    *reaper = clone(reaper_loop, stack + STACK, CLONE_VM | CLONE_FILES | SIGCHLD, &ends[0]);
+    if (*reaper < 0) return -1;
     return ends[1];
 }
 
@@ -110,7 +118,8 @@ static int remember_cleanup(struct spawner *s, char **paths) {
  * have a range of ids to give by newuidmap. */
 static int enter_user_namespace(int socket) {
     char byte;
-    if (unshare(CLONE_NEWUSER | CLONE_NEWNS)) return -1;
+    /* The network namespace too: he could not come back to the host's after visiting a sandbox's. */
+    if (unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWNET)) return -1;
     if (send(socket, "u", 1, MSG_NOSIGNAL) != 1 || recv(socket, &byte, 1, 0) != 1) return -1;
     return syscall(SYS_setresgid, 0, 0, 0) || syscall(SYS_setresuid, 0, 0, 0) ? -1 : 0;
 }
@@ -164,7 +173,8 @@ static void carry_out(struct spawner *s, const uint8_t *request, size_t length, 
     setup_init(&plan, s->kept, request + 4, length - 4, fds, count);
     int error = setup_run(&plan);
     if (error) setns(s->own_mounts, CLONE_NEWNS); /* a plan that failed may have been elsewhere */
-    if (plan.child) remember(s, plan.child);
+    if (plan.child && error) waitpid(plan.child, NULL, 0); /* told to go; nobody expects news of it */
+    else if (plan.child) remember(s, plan.child);
     answer(s, get_u32(request), error, &plan);
     for (size_t i = 0; i < plan.reply_count; i++) close(plan.reply[i]);
     for (int i = 0; i < REGISTERS; i++) close_slowly(s, plan.registers[i]);
@@ -231,7 +241,7 @@ static void remove_tree(int parent, const char *name) {
 
 static void end(struct spawner *s) {
     for (size_t i = 0; i < s->count; i++) kill(s->sandboxes[i].pid, SIGKILL);
-    close(s->reaper);
+    kill(s->reaper_pid, SIGKILL);
     while (waitpid(-1, NULL, 0) > 0 || errno == EINTR) {}
     for (size_t i = 0; i < s->cleanup_count; i++) remove_tree(s->cleanup_parent[i], s->cleanup_name[i]);
 }
@@ -246,7 +256,7 @@ static int start(struct spawner *s, int socket, char **cleanup) {
     int host_mounts = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC);
     if (host_mounts < 0 || enter_empty_tree(s)) return -1;
     keep_namespaces(s, host_mounts);
-    s->reaper = start_reaper();
+    s->reaper = start_reaper(&s->reaper_pid);
     sigset_t child;
     sigemptyset(&child);
     sigaddset(&child, SIGCHLD);

@@ -5,23 +5,20 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
-import signal
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import residue
 
 import shoal
 from shoal.node import facts
 from shoal.node.doctor.finding import Finding, Scene
 from shoal.node.doctor.probe import PROBES, examine
-from shoal.node.local import LocalNode
 from shoal.sdk import embedded
 
 PR_SET_CHILD_SUBREAPER = 36
-OURS = ("shoal-init", "shoal-spawner")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -39,25 +36,41 @@ def privilege() -> Finding:
     return examine(probe, Scene(tempfile.gettempdir(), ""))
 
 
-# What a run leaves
+@pytest.fixture(scope="session")
+def shoal_home() -> Iterator[Path]:
+    """Shared by the session, so that the host's image is made once; on a disk, as EROFS cannot be mounted from tmpfs."""
+    places = (Path(tempfile.gettempdir()), Path("/var/tmp"), Path(__file__).parent)
+    place = next((place for place in places if facts.filesystem(place) not in ("tmpfs", "overlay")), places[0])
+    home = Path(tempfile.mkdtemp(prefix="shoal-tests-", dir=place))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHOAL_HOME", str(home))
+        yield home
+    shutil.rmtree(home)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_left(shoal_home: Path) -> Iterator[None]:
-    """After the whole run no process, mount, cgroup or namespace of ours is there.
+    """After the whole run no process, mount, cgroup or descriptor of ours is there.
 
-    Orphans come to us and not to the machine's init, so what tests started is told from what others run here.
+    Orphans come to us and not to the machine's init, so what the tests started is told from what others run here.
     """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    mounts, cgroups = mount_points(), cgroup_directories()
+    mounts, cgroups = residue.mounts(), residue.cgroups()
     yield
     embedded.close()
-    left = wait_for_none(lambda: [f"process {process}" for process in descendants()])
-    left += [f"mount {mount}" for mount in mount_points() - mounts]
-    left += [f"cgroup {path}" for path in cgroup_directories() - cgroups if not owner_lives(path)]
-    left += [f"descriptor of a namespace {name}" for name in held_namespaces()]
-    assert not left, "the tests left:\n" + "\n".join(left)
+    left: list[object] = [*residue.settled(residue.sandbox_processes), *(residue.mounts() - mounts)]
+    left += residue.settled(lambda: {path for path in residue.cgroups() - cgroups if not _in_use(path)})
+    left += [name for name in residue.descriptors().values() if name.startswith(("net:", "mnt:", "user:"))]
+    assert not left, "the tests left:\n" + "\n".join(map(str, left))
 
 
-def wait_for_none[T](look: object) -> list[T]:
-    raise NotImplementedError
+def _in_use(cgroup: Path) -> bool:
+    maker = residue.maker(cgroup)
+    return maker != os.getpid() and os.path.exists(f"/proc/{maker}")
+
+
+@pytest.fixture
+def box() -> Iterator[shoal.Sandbox]:
+    """A fresh sandbox."""
+    with shoal.Sandbox.create() as sandbox:
+        yield sandbox

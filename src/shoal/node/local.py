@@ -27,6 +27,7 @@ from shoal.node.networks import network_plans, sandbox_network
 from shoal.node.sandboxes import Sandbox
 from shoal.sandbox.interface import Box, BoxSpec, Tier
 from shoal.sandbox.namespace import NamespaceTier
+from shoal.sandbox.slots import IDS
 from shoal.types import PROFILES, Change, FileInfo, Image, Layer, Profile, Result, SandboxInfo
 
 _REMEMBERED: Final = 10_000
@@ -52,7 +53,7 @@ class LocalNode:
         _raise_open_files()
         self.store = await asyncio.to_thread(Store, self.data / "store")
         self.index: PackageIndex = await asyncio.to_thread(read_package_index)
-        self.tier: Tier = NamespaceTier(self._run, network_plans())
+        self.tier: Tier = NamespaceTier(self._run, network_plans(IDS if os.geteuid() == 0 else 1))
         await self.tier.start()
 
     async def close(self) -> None:

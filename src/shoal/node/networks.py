@@ -16,12 +16,12 @@ from shoal.sandbox.plan import Plan
 from shoal.types import NetworkPolicy
 
 _AUDIT_MAX = 4096
-_EVERY_GROUP = (0, 65_535)
 
 
-def network_plans() -> dict[str, Plan]:
-    """How a namespace of each kind is set up, for a tier."""
-    return {"isolated": _plan(isolated(_EVERY_GROUP)), "filtered": _plan(filtered(ping_groups=_EVERY_GROUP))}
+def network_plans(groups: int) -> dict[str, Plan]:
+    """How a namespace of each kind is set up, for a tier whose sandboxes have so many group ids."""
+    every = (0, groups - 1)
+    return {"isolated": _plan(isolated(every)), "filtered": _plan(filtered(ping_groups=every))}
 
 
 def _plan(recipe: Recipe) -> Plan:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from shoal.errors import NotFound
 from shoal.rollouts.sharing import Once
 from shoal.rollouts.tasks import Task
 from shoal.rollouts.trees import Tree, write_tree
@@ -52,9 +53,14 @@ class Machine:
         return await self._environments.get(key, lambda: self._build(task))
 
     async def _build(self, task: Task) -> Layer:
+        """With the very interpreter of the task, else one of the same minor version."""
         from shoal.sdk.environments import build_environment
 
-        return await build_environment(requirements=list(task.requirements), python=task.python, no_deps=True)
+        pins = list(task.requirements)
+        try:
+            return await build_environment(pins, task.python, no_deps=True)
+        except NotFound:
+            return await build_environment(pins, task.python.rpartition(".")[0], no_deps=True)
 
     async def workspace(self, task: Task, tree: Tree) -> Layer:
         from shoal.sdk.environments import publish_layer

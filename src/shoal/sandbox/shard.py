@@ -142,7 +142,7 @@ class Shard:
         else:
             plan.add("clone_tree", 0, NONE, layer.source)
         plan.add("enter", OWN_MOUNTS)
-        if layer.format == "directory" and self._slots is not None:
+        if layer.format == "directory":
             plan.add("attributes", 0, RDONLY, 0)
         plan.add("keep", 0, key)
         await self.spawner.run(plan)

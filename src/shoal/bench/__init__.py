@@ -1,0 +1,1 @@
+"""Benchmarks: what Shoal costs, beside what one would use instead, measured in one run on one machine."""
