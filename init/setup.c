@@ -225,11 +225,8 @@ static int op_mkdir(struct setup *s) {
     int at = read_fd(s);
     const char *path = read_text(&s->plan);
     mode_t mode = (mode_t)read_int(&s->plan);
-    uid_t owner = (uid_t)read_int(&s->plan);
     if (s->plan.bad) return EBADMSG;
-    if (mkdirat(at, path, mode) && errno != EEXIST) return fail(s, errno, path);
-    if (fchownat(at, path, owner, owner, AT_SYMLINK_NOFOLLOW)) return fail(s, errno, path);
-    return fchmodat(at, path, mode, 0) ? fail(s, errno, path) : 0;
+    return mkdirat(at, path, mode) ? fail(s, errno, path) : 0; /* our umask is 0 */
 }
 
 static int op_open(struct setup *s) {
@@ -486,8 +483,11 @@ static int op_commands(struct setup *s) {
 static int op_capabilities(struct setup *s) {
     uint64_t keep = (uint64_t)read_int(&s->plan);
     if (s->plan.bad) return EBADMSG;
-    for (int capability = 0; capability < 64; capability++)
-        if (!(keep >> capability & 1) && prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) && errno != EINVAL) return errno;
+    for (int capability = 0; capability < 64; capability++) {
+        if (keep >> capability & 1 || !prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)) continue;
+        if (errno != EINVAL) return errno;
+        break; /* past the last one that this kernel has */
+    }
     struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
     struct __user_cap_data_struct data[2] = {{(uint32_t)keep, (uint32_t)keep, 0},
                                              {(uint32_t)(keep >> 32), (uint32_t)(keep >> 32), 0}};

@@ -257,14 +257,6 @@ static int take_identity(const struct request *q) {
     return syscall(SYS_setresuid, q->uid, q->uid, q->uid) ? errno : 0;
 }
 
-static void reset_signals(void) {
-    struct sigaction standard = {.sa_handler = SIG_DFL};
-    for (int signal = 1; signal < 32; signal++) sigaction(signal, &standard, NULL);
-    sigset_t none;
-    sigemptyset(&none);
-    sigprocmask(SIG_SETMASK, &none, NULL);
-}
-
 static int become(const struct inside *in, const struct request *q, const struct ends *e, enum spawn_step *step) {
     *step = STEP_CGROUP;
     for (size_t i = 0; i < in->join_count; i++)
@@ -273,7 +265,9 @@ static int become(const struct inside *in, const struct request *q, const struct
     setsid();
     if ((q->flags & WITH_TTY) && ioctl(e->in, TIOCSCTTY, 0)) return errno;
     if (dup2(e->in, 0) < 0 || dup2(e->out, 1) < 0 || dup2(e->err, 2) < 0) return errno;
-    reset_signals();
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
     *step = STEP_IDENTITY;
     if (in->open_files) {
         struct rlimit files = {in->open_files, in->open_files};

@@ -265,12 +265,22 @@ static int start(struct spawner *s, int socket, char **cleanup) {
     return s->reaper < 0 || s->signals < 0 ? -1 : 0;
 }
 
+/* What the node ignores, commands would ignore too: Python ignores SIGPIPE. */
+static void reset_signals(void) {
+    struct sigaction standard = {.sa_handler = SIG_DFL};
+    for (int signal = 1; signal < 32; signal++) sigaction(signal, &standard, NULL);
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+}
+
 int spawner_main(int socket, char **cleanup) {
     static struct spawner s;
     /* The node's terminal is not ours: Ctrl-C there reaches the node, which then ends us by closing the socket. */
     setsid();
     prctl(PR_SET_NAME, "shoal-spawner");
     umask(0);
+    reset_signals();
     uint8_t hello[4];
     int error = start(&s, socket, cleanup) ? errno : 0;
     put_u32(hello, (uint32_t)error);

@@ -62,8 +62,8 @@ def env_attach_unseen(_: Place) -> Iterator[Job]:
     with ExitStack() as stack:
         _create(stack)
         time.sleep(_REFILL_SECONDS)
-        for _ in range(os.cpu_count() or 1):
-            _create(stack, layer)  # the node's spawners open it, once each
+        for _spawner in range(os.cpu_count() or 1):
+            _create(stack, layer)  # each opens it once
 
         def once() -> Sample:
             return _difference(_create(stack, layer), _create(stack))

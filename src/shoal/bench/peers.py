@@ -169,7 +169,7 @@ def _process(profile: Profile) -> dict[str, Any]:
         "args": ["true"],
         "env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
         "cwd": "/workspace",
-        "capabilities": {kind: _CAPABILITIES for kind in ("bounding", "effective", "permitted")},
+        "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), _CAPABILITIES),
         "rlimits": [files],
         "noNewPrivileges": True,
     }
@@ -205,8 +205,10 @@ def _remove(argv: Sequence[str], cgroup: str) -> None:
             left.rmdir()
 
 
-def spawn(argv: Sequence[str]) -> None:
+def spawn(argv: list[str]) -> None:
     """Runs it and waits. PlatformError if it fails."""
-    pid = os.posix_spawn(argv[0], argv, os.environ, file_actions=[(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)])
+    pid = os.posix_spawn(
+        argv[0], argv, os.environ, file_actions=[(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)]
+    )
     if code := os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
         raise PlatformError(f"{argv[0]} ended with {code}")

@@ -41,7 +41,7 @@ ROWS: Final = (
     Row(name="exec_shell", group="exec", unit="ms", count=200, quick=5, about="the same as text, by the shell"),
     Row(name="files_64k", group="exec", unit="ms", count=200, quick=5, about="write and read a file of 64 KiB"),
     Row(name="oneshot_16", group="rate", unit="per second", count=5, quick=1, warm=1, about="oneshot, 16 at once"),
-    Row(name="env_attach", group="env", unit="ms", count=100, quick=3, about="create with an environment, less without"),
+    Row(name="env_attach", group="env", unit="ms", count=100, quick=3, about="create with an environment less without"),
     Row(
         name="env_attach_unseen", group="env", unit="ms", count=5, quick=2, warm=0,
         about="the same in a slot that never had it",

@@ -7,7 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -44,11 +44,11 @@ def install_arguments(target: Path, cache: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def _download(argv: Sequence[str]) -> None:
+def _download(argv: list[str]) -> None:
     subprocess.run(argv, check=True)
 
 
-def _repeated(argv: Sequence[str], made: Path) -> Job:
+def _repeated(argv: list[str], made: Path) -> Job:
     """Removing what it made is not timed."""
 
     def once() -> Sample:

@@ -34,9 +34,9 @@ ROOT: Final = Account("root", 0, 0, "/root", "/bin/bash")
 def find_account(user: str | int, passwd: bytes, group: bytes) -> Account:
     """By name or number. A number without an entry is taken as it is, with its own group and / as home."""
     wanted = str(user)
-    number = int(wanted) if wanted.isascii() and wanted.isdigit() else None
-    if number is not None and number >= IDS:
-        raise InvalidRequest("user", f"{user} is outside of the sandbox's ids, 0 to {IDS - 1}")
+    number = _id(wanted) if wanted.isascii() and wanted.isdigit() else None
+    if number is None and wanted.isascii() and wanted.isdigit():
+        raise InvalidRequest("user", f"{wanted[:20]} is outside of the sandbox's ids, 0 to {IDS - 1}")
     for fields in _entries(passwd, 7):
         name, uid, gid = fields[0], _id(fields[2]), _id(fields[3])
         if uid is not None and gid is not None and (name == wanted or uid == number):
@@ -49,7 +49,7 @@ def find_account(user: str | int, passwd: bytes, group: bytes) -> Account:
 def _entries(text: bytes, fields: int) -> Iterator[list[str]]:
     for line in text.split(b"\n", _LINES_MAX)[:_LINES_MAX]:
         parts = line.decode("utf-8", "surrogateescape").split(":")
-        if len(parts) == fields:
+        if len(parts) == fields and "\0" not in "".join(parts):
             yield parts
 
 

@@ -174,17 +174,11 @@ def parse_entries(data: bytes, base: str) -> Infos:
     found = []
     at = 0
     while at < len(data):
-        try:
-            mode, uid, gid, size, mtime_ns, length = _HEAD.unpack_from(data, at)
-            at += _HEAD.size
-            path = data[at : at + length]
-            at += length
-            (link_length,) = _COUNT.unpack_from(data, at)
-            at += _COUNT.size
-            link = data[at : at + link_length]
-            at += link_length
-        except struct.error as error:
-            raise PlatformError("a file listing was cut") from error
+        head, at = _cut(data, at, _HEAD.size)
+        mode, uid, gid, size, mtime_ns, length = _HEAD.unpack(head)
+        path, at = _cut(data, at, length)
+        count, at = _cut(data, at, _COUNT.size)
+        link, at = _cut(data, at, _COUNT.unpack(count)[0])
         name = os.fsdecode(path)
         found.append(
             FileInfo(
@@ -200,6 +194,13 @@ def parse_entries(data: bytes, base: str) -> Infos:
             )
         )
     return found
+
+
+def _cut(data: bytes, at: int, length: int) -> tuple[bytes, int]:
+    end = at + length
+    if end > len(data):
+        raise PlatformError("a file listing was cut")
+    return data[at:end], end
 
 
 def _kind(mode: int) -> Kind:

@@ -234,6 +234,8 @@ def _remove_tree(path: Path) -> bool:
             children = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
     except FileNotFoundError:
         return True
+    except OSError:  # ENODEV while the kernel takes it apart
+        return False
     results = [_remove_tree(child) for child in children]
     try:
         path.rmdir()

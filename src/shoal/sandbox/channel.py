@@ -190,7 +190,8 @@ class Channel:
         try:
             for kind, stream, id, payload in self._decoder.feed(data):
                 self._handle(kind, stream, id, payload)
-        except PlatformError:
+        except (PlatformError, LookupError, struct.error, asyncio.InvalidStateError):
+            # Nothing inside can write to this socket, so this is a fault of ours; what it said can't be relied on.
             self.close("lost")
 
     def _handle(self, kind: int, stream: int, id: int, payload: bytes) -> None:

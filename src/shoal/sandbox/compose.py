@@ -115,10 +115,10 @@ def _make_upper(plan: Plan, parts: Parts) -> None:
     options = [f"size={parts.writable}", f"nr_inodes={parts.inodes}", "mode=755"]
     plan.add("mount", _TMPFS, "tmpfs", NOSUID | NODEV, options)
     # Made before the mount is id-mapped: host root is no one that the mapped mount could create files for.
-    plan.add("mkdir", _TMPFS, "shm", 0o1777, 0)
+    plan.add("mkdir", _TMPFS, "shm", 0o1777)
     for index in range(len(parts.mounts)):
-        plan.add("mkdir", _TMPFS, f"up{index}", 0o755, 0)
-        plan.add("mkdir", _TMPFS, f"work{index}", 0o755, 0)
+        plan.add("mkdir", _TMPFS, f"up{index}", 0o755)
+        plan.add("mkdir", _TMPFS, f"work{index}", 0o755)
     plan.add("clone_tree", _RAW, _TMPFS, "")
     plan.add("send", _RAW)
     if parts.users != NONE:

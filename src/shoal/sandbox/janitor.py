@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 
 from shoal.sandbox.cgroup import Cgroups, Group
 
 _PAUSE_SECONDS = 0.1
+_CLOSE_TRIES = 30
 
 
 class Janitor:
@@ -40,7 +42,7 @@ class Janitor:
             self._work.wait()
             self._work.clear()
             # Deaths come in bursts, and each batch costs the loop's thread a switch.
-            threading.Event().wait(_PAUSE_SECONDS)
+            time.sleep(_PAUSE_SECONDS)
             self._sweep()
 
     def _sweep(self) -> None:
@@ -49,11 +51,17 @@ class Janitor:
         for _ in range(len(self._groups)):
             group = self._groups.popleft()
             if not self._cgroups.remove(group):
-                self.remove_group(group)  # a process of it is still on its way out
+                self._groups.append(group)  # a process of it is still on its way out
+                self._work.set()
 
     def close(self) -> None:
+        """What is not gone after a few seconds, because a process hangs in the kernel, stays."""
         self._stop = True
         self._work.set()
         if self._thread.is_alive():
             self._thread.join()
-        self._sweep()
+        for _ in range(_CLOSE_TRIES):
+            self._sweep()
+            if not self._groups:
+                return
+            time.sleep(_PAUSE_SECONDS)

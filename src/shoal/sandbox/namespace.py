@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 import socket
@@ -174,7 +175,7 @@ class NamespaceTier:
     # Making
 
     async def create(self, spec: BoxSpec, on_end: Callable[[str, str], None]) -> NamespaceBox:
-        writable = self._writable(spec.profile)
+        writable = self._writable(spec.profile)  # refuses before anything is taken
         shard = min(self._shards, key=lambda shard: shard.live)
         shard.live += 1
         try:
@@ -195,7 +196,15 @@ class NamespaceTier:
         return box
 
     async def _launch(self, box: NamespaceBox, spec: BoxSpec, shard: Shard, seat: Seat) -> None:
-        await box.launch(await self._plan(spec, shard, seat, box.writable))
+        kind = _kind(spec)
+        if seat.draft is None or seat.draft[0] != kind:
+            await self._draft(kind, spec, shard, seat)
+        assert seat.draft is not None
+        shard.prepare = functools.partial(self._draft, kind, spec, shard)
+        await box.launch(seat.draft[1])
+
+    async def _draft(self, kind: object, spec: BoxSpec, shard: Shard, seat: Seat) -> None:
+        seat.draft = (kind, await self._plan(spec, shard, seat))
 
     def _writable(self, profile: Profile) -> int:
         """Bytes of a memory upper. More than half of the machine's memory is not given to files of one sandbox."""
@@ -205,9 +214,10 @@ class NamespaceTier:
             raise InvalidRequest("profile.disk", f"{profile.disk} bytes in memory; this machine has {self._memory}")
         return profile.disk if profile.upper == "memory" else min(profile.disk, self._memory // 2)
 
-    async def _plan(self, spec: BoxSpec, shard: Shard, seat: Seat, writable: int) -> Plan:
+    async def _plan(self, spec: BoxSpec, shard: Shard, seat: Seat) -> Plan:
         assert seat.network is not None
         assert seat.group is not None
+        writable = self._writable(spec.profile)
         inodes = spec.profile.inode_limit
         self.cgroups.limit(seat.group, spec.profile, writable + inodes * _TMPFS_INODE, seat.owner)
         targets = self._targets(spec.layers)
@@ -221,7 +231,6 @@ class NamespaceTier:
                 strict=True,
             )
         )
-        shard.warm((*ordered, self._sys) if len(ordered) <= 8 else ())
         return compose(
             Parts(
                 hostname=spec.hostname,
@@ -292,3 +301,8 @@ class NamespaceTier:
         self.cgroups.close()
         if self._slots is not None:
             self._slots.close()
+
+
+def _kind(spec: BoxSpec) -> object:
+    """Equal for sandboxes whose plans differ in nothing but the seat."""
+    return spec.hostname, spec.profile, spec.network, tuple((layer.digest, layer.target) for layer in spec.layers)

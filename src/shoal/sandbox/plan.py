@@ -30,7 +30,7 @@ OPERATIONS: Final = (
     ("attach", "iis"),
     ("pivot", "i"),
     ("enter", "i"),
-    ("mkdir", "isii"),
+    ("mkdir", "isi"),
     ("open", "iisi"),
     ("write", "ss"),
     ("keep", "ii"),
@@ -88,10 +88,10 @@ class Plan:
         code, types = _CODES[name]
         if len(types) != len(arguments):
             raise TypeError(f"{name} takes {len(types)} arguments, not {len(arguments)}")
+        encoded = b"".join(map(_encode, types, arguments))
         self.steps.append((name, arguments))
         self._wire.append(code)
-        for kind, value in zip(types, arguments, strict=True):
-            self._wire += _encode(kind, value)
+        self._wire += encoded
 
     def extend(self, other: Plan) -> None:
         """Appends all of another plan."""

@@ -47,7 +47,8 @@ _NOT_ON_INIT: Final = (
 _SOCKET_FAMILIES: Final = (1, 2, 10, 16)
 """AF_UNIX, AF_INET, AF_INET6, AF_NETLINK. AF_VSOCK for one is not namespaced: it is a way to the hypervisor."""
 _NETLINK: Final = 16
-_NETLINK_ROUTE, _NETLINK_SOCK_DIAG = 0, 4
+_NETLINK_PROTOCOLS: Final = (0, 4)
+"""NETLINK_ROUTE and NETLINK_SOCK_DIAG."""
 
 
 class _Comparison(ctypes.Structure):
@@ -111,12 +112,15 @@ def compile_filter() -> bytes:
 
 def _refuse_sockets(rules: _Filter) -> None:
     for call in ("socket", "socketpair"):
-        low = 0
-        for family in (*_SOCKET_FAMILIES, 64):
-            for other in range(low, family):
-                rules.refuse(call, errno.EAFNOSUPPORT, (0, _EQ, other, 0))
-            low = family + 1
-        rules.refuse(call, errno.EAFNOSUPPORT, (0, _GT, 63, 0))  # greater than the last family there is
-    for protocol in range(32):
-        if protocol not in (_NETLINK_ROUTE, _NETLINK_SOCK_DIAG):
-            rules.refuse("socket", errno.EPROTONOSUPPORT, (0, _EQ, _NETLINK, 0), (2, _EQ, protocol, 0))
+        _refuse_others(rules, call, errno.EAFNOSUPPORT, 0, _SOCKET_FAMILIES)
+    netlink = (0, _EQ, _NETLINK, 0)
+    _refuse_others(rules, "socket", errno.EPROTONOSUPPORT, 2, _NETLINK_PROTOCOLS, netlink)
+
+
+def _refuse_others(
+    rules: _Filter, call: str, error: int, argument: int, kept: tuple[int, ...], *also: tuple[int, int, int, int]
+) -> None:
+    """All values of an argument but these. One comparison for what is above them keeps the program short."""
+    for value in set(range(max(kept))) - set(kept):
+        rules.refuse(call, error, *also, (argument, _EQ, value, 0))
+    rules.refuse(call, error, *also, (argument, _GT, max(kept), 0))

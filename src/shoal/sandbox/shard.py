@@ -6,7 +6,7 @@ import asyncio
 import errno
 import os
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -46,6 +46,8 @@ class Seat(Struct):
     """Digest to the kept, id-mapped mount, the most recently used last."""
     network: Network | None = None
     group: Group | None = None
+    draft: tuple[object, Plan] | None = None
+    """A plan written ahead for a sandbox like the last one, and what it is for."""
 
 
 class Shard:
@@ -76,7 +78,8 @@ class Shard:
         self._network_owner = NONE
         self._spare: list[Seat] = []
         self._ready: deque[Seat] = deque()
-        self._warm_layers: tuple[Layer, ...] = ()
+        self.prepare: Callable[[Seat], Awaitable[None]] | None = None
+        """What is done with a seat so that a sandbox like the last one finds everything mapped, limited and written."""
         self._refill: asyncio.Task[None] | None = None
         self._base_lock = asyncio.Lock()
 
@@ -244,13 +247,9 @@ class Shard:
                     os.close(listener)
         if seat.group is not None:
             self._janitor.remove_group(seat.group)
-        seat.network = seat.group = None
+        seat.network = seat.group = seat.draft = None
         self._spare.append(seat)
         self.refill()
-
-    def warm(self, layers: tuple[Layer, ...]) -> None:
-        """Ready seats have these layers mapped from now on."""
-        self._warm_layers = layers
 
     def refill(self) -> None:
         """Starts the background task that makes seats ready, unless it runs."""
@@ -268,7 +267,8 @@ class Shard:
         seat = await self._make_seat()
         await self._equip(seat, "isolated")
         try:
-            await self.layer_keys(seat, self._warm_layers)
+            if self.prepare is not None:
+                await self.prepare(seat)
         except ShoalError:
             self.give(seat)
             raise

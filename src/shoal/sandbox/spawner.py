@@ -100,22 +100,31 @@ class Spawner:
         if self._socket is None:
             raise PlatformError("the spawner is not running")
         number = self._next = (self._next + 1) % _EXIT_NOTICE
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Reply] = loop.create_future()
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting[number] = (plan, future)
-        message = number.to_bytes(4, "little") + plan.wire()
-        while True:
-            try:
-                socket.send_fds(self._socket, [message], list(descriptors))
-                break
-            except BlockingIOError:
-                await asyncio.sleep(0.001)
+        try:
+            await self._send(number.to_bytes(4, "little") + plan.wire(), descriptors)
+        except BaseException:
+            self._waiting.pop(number, None)
+            raise
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             # The sandbox may be made already; whoever gave up must not leak it.
             future.add_done_callback(_discard)
             raise
+
+    async def _send(self, message: bytes, descriptors: Sequence[int]) -> None:
+        while self._socket is not None:
+            try:
+                socket.send_fds(self._socket, [message], list(descriptors))
+            except BlockingIOError:
+                await asyncio.sleep(0.001)
+            except OSError as error:
+                raise PlatformError(f"the spawner takes no plan: {error.strerror}") from error
+            else:
+                return
+        raise PlatformError("the spawner is not running")
 
     def _readable(self) -> None:
         assert self._socket is not None

@@ -1,0 +1,94 @@
+"""What sandboxes leave traces in: processes, namespaces, mounts, cgroups and files of one node."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from shoal.bench.memory import descendants
+
+_CGROUPS: Final = Path("/sys/fs/cgroup")
+_LOCKS: Final = "slots"
+"""Lock files of id ranges, shared by all nodes of the machine and never removed."""
+
+
+class Footprint(Struct, frozen=True):
+    """What a node with live sandboxes consists of, to be looked for when it has ended."""
+
+    processes: frozenset[tuple[int, str]]
+    """(pid, start time), since pids come again."""
+    namespaces: frozenset[str]
+    """As "net:[4026532000]"."""
+
+
+class Surroundings(Struct, frozen=True):
+    """What can be listed at any time."""
+
+    mounts: frozenset[str]
+    cgroups: frozenset[str]
+    files: frozenset[str]
+
+
+def footprint(node: int) -> Footprint:
+    """Of the processes below the process `node`, and of their namespaces, as far as they are not its own."""
+    pids = descendants(node)
+    processes = frozenset((pid, start) for pid in pids if (start := _start(pid)))
+    return Footprint(processes, frozenset(_namespaces(pids)) - frozenset(_namespaces([node])))
+
+
+def remaining(before: Footprint) -> tuple[int, int]:
+    """How many of its processes still run, and of its namespaces something still holds."""
+    processes = sum(_start(pid) == start for pid, start in before.processes)
+    newest = max((int(start) for _, start in before.processes), default=0)
+    # Numbers of namespaces come again at once: what younger processes have under the same number is another one.
+    pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
+    older = [pid for pid in pids if (start := _start(pid)) and int(start) <= newest]
+    held = frozenset(_namespaces(older)) | frozenset(_open_namespaces(older))
+    return processes, len(before.namespaces & held)
+
+
+def surroundings(folders: Iterable[Path], node: int) -> Surroundings:
+    """Mounts and files below `folders`, and cgroups that bear the pid of the node."""
+    places = [str(folder) for folder in folders]
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    return Surroundings(
+        mounts=frozenset(line for line in mounts if any(place in line for place in places)),
+        cgroups=frozenset(str(path) for path in _CGROUPS.glob(f"**/shoal-{node}-*")),
+        files=frozenset(path for place in places for path in _files(place)),
+    )
+
+
+def _files(place: str) -> Iterator[str]:
+    for folder, folders, files in os.walk(place):
+        folders[:] = [name for name in folders if name != _LOCKS]
+        yield from (os.path.join(folder, name) for name in (*folders, *files))
+
+
+def _start(pid: int) -> str:
+    """ "" if it is gone or a zombie, which holds nothing."""
+    with suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "" if fields[0] == "Z" else fields[19]
+    return ""
+
+
+def _namespaces(pids: Iterable[int]) -> Iterator[str]:
+    for pid in pids:
+        with suppress(OSError):
+            for name in os.listdir(f"/proc/{pid}/ns"):
+                with suppress(OSError):
+                    yield str(Path(f"/proc/{pid}/ns/{name}").readlink())
+
+
+def _open_namespaces(pids: Iterable[int]) -> Iterator[str]:
+    """Those that are held by a descriptor only."""
+    for pid in pids:
+        with suppress(OSError):
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                with suppress(OSError):
+                    yield str(Path(f"/proc/{pid}/fd/{name}").readlink())
