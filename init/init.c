@@ -22,7 +22,7 @@ enum { BACKLOG_MAX = 512 << 10, COMMANDS_MAX = 4096 };
 
 struct command;
 struct source { /* what an epoll event points to */
-    enum { CHANNEL, SIGNALS, INPUT, OUTPUT } kind;
+    enum { CHANNEL, SIGNALS, INPUT, OUTPUT, STARTED } kind;
     int stream; /* 1 or 2, of OUTPUT */
     struct command *command;
 };
@@ -39,13 +39,16 @@ struct command {
     uint32_t id;
     struct child child;
     struct stream out[2]; /* stdout, stderr */
-    struct source input;
+    struct source input, starting;
+    bool report_pid; /* once it has become the program */
     struct buffer pending; /* for its stdin */
     bool close_input, input_watched;
     uint64_t started;
     uint32_t oom_before;
     bool ended; /* reaped; its output may still be on the way */
     bool told;  /* EXIT was sent; kept only while background children hold its pipes */
+    int refused; /* errno of what failed before it became the program */
+    enum spawn_step refused_step;
     int status;
     struct rusage usage;
     uint64_t duration, cpu;
@@ -145,6 +148,12 @@ static void forget(struct command *c) {
  * for ever; they are read on and thrown away, so that writing does not kill them. */
 static void conclude(struct command *c) {
     if (!c->ended) return;
+    if (!c->told && c->refused) {
+        send_pair(FRAME_REFUSED, c->id, (uint32_t)c->refused, c->refused_step);
+        c->told = true;
+        cgroup_release(&c->child);
+        for (int i = 0; i < 2; i++) close_stream(&c->out[i]);
+    }
     if (!c->told && drained(&c->out[0]) && drained(&c->out[1])) {
         uint8_t payload[32];
         put_u32(payload, (uint32_t)c->status);
@@ -255,10 +264,14 @@ static struct command *find(uint32_t id) {
     return NULL;
 }
 
-static void adopt(uint32_t id, const struct child *child, uint32_t window, uint64_t started, uint32_t oom_before) {
+static void adopt(uint32_t id, const struct child *child, const struct request *q, uint64_t started, uint32_t oom_before) {
     struct command *c = allocate(sizeof *c);
+    uint32_t window = q->window;
     *c = (struct command){.id = id, .child = *child, .started = started, .oom_before = oom_before, .next = self.commands};
     c->input = (struct source){.kind = INPUT, .command = c};
+    c->starting = (struct source){.kind = STARTED, .command = c};
+    c->report_pid = q->flags & REPORT_PID;
+    if (c->report_pid) watch(EPOLL_CTL_ADD, c->child.started, EPOLLIN, &c->starting);
     for (int i = 0; i < 2; i++) {
         int fd = i ? child->err : child->out;
         c->out[i] = (struct stream){.fd = fd, .credit = window, .remaining = -1, .source = {OUTPUT, i + 1, c}};
@@ -279,12 +292,18 @@ static void start(const struct frame *f, const uint8_t *payload, bool file) {
     if (error) {
         send_pair(FRAME_REFUSED, f->id, (uint32_t)error, step);
     } else {
-        uint8_t pid[4];
-        put_u32(pid, (uint32_t)child.pid);
-        send_frame(FRAME_STARTED, f->id, pid, sizeof pid);
-        adopt(f->id, &child, q.window, started, oom_before);
+        adopt(f->id, &child, &q, started, oom_before);
     }
     request_free(&q);
+}
+
+/* It has become the program, or failed to. Closing the descriptor takes it out of epoll. */
+static void learn_start(struct command *c) {
+    if (c->child.started < 0) return;
+    if (spawn_failed(&c->child, &c->refused_step, &c->refused) || !c->report_pid) return;
+    uint8_t pid[4];
+    put_u32(pid, (uint32_t)c->child.pid);
+    send_frame(FRAME_STARTED, c->id, pid, sizeof pid);
 }
 
 static void take_input(struct command *c, const uint8_t *payload, size_t length) {
@@ -358,6 +377,7 @@ static void receive(void) {
 /* ---- deaths ---------------------------------------------------------------------------------- */
 
 static void command_ended(struct command *c, int status, const struct rusage *usage) {
+    learn_start(c);
     c->ended = true;
     c->status = status;
     c->usage = *usage;
@@ -395,6 +415,7 @@ static void dispatch(struct source *source, uint32_t events) {
         break;
     case SIGNALS: reap(); break;
     case INPUT: feed(source->command); break;
+    case STARTED: learn_start(source->command); break;
     case OUTPUT:
         pump(&source->command->out[source->stream - 1]);
         conclude(source->command); /* may free it */
@@ -444,8 +465,8 @@ static void report_failure(const struct setup *s, int error) {
 
 /* Moves the descriptors that PID 1 needs out of the way and closes the spawner's, which we have copies of. */
 static void keep_only(struct inside *in) {
-    int *wanted[3 + 8] = {&in->channel, &in->commands_dir, &in->oom_events};
-    size_t count = 3;
+    int *wanted[5 + 8] = {&in->channel, &in->commands_dir, &in->oom_events, &in->null, &in->terminals};
+    size_t count = 5;
     for (size_t i = 0; i < in->join_count; i++) wanted[count++] = &in->join[i];
     enum { ASIDE = 4000 }; /* above anything we keep, below any sensible limit */
     for (size_t i = 0; i < count; i++)

@@ -36,6 +36,7 @@ static inline size_t buffer_length(const struct buffer *b) { return b->end - b->
 void *allocate(size_t size);         /* zeroed; ends the process when there is no memory */
 int write_all(int fd, const void *data, size_t length); /* for blocking descriptors; 0 or -1 */
 int write_file(int dirfd, const char *path, const char *data, size_t length);
+int remove_directories(int parent, const char *name); /* a tree of directories whose files need no removing */
 uint64_t now_ns(void);
 void close_from(int first);
 
@@ -50,6 +51,8 @@ struct inside {
     int join[8];           /* `tasks` or `cgroup.procs` files that a command writes itself into */
     size_t join_count;
     int oom_events;        /* memory.oom_control or memory.events, or -1 */
+    int null;              /* the host's /dev/null: the one inside is the sandbox's to replace by a FIFO */
+    int terminals;         /* the root of its devpts, for the same reason */
     uint64_t open_files;   /* RLIMIT_NOFILE of commands */
 };
 
@@ -91,7 +94,7 @@ struct request {                        /* a SPAWN or FILE frame, decoded; point
     int operation;                      /* a file operation, or -1 for a program */
     int64_t number;                     /* its numeric argument */
 };
-enum { WITH_STDIN = 1, WITH_TTY = 2, MERGE_STDERR = 4 };
+enum { WITH_STDIN = 1, WITH_TTY = 2, MERGE_STDERR = 4, REPORT_PID = 8 };
 enum spawn_step { STEP_REQUEST = 1, STEP_PIPES, STEP_CLONE, STEP_CGROUP, STEP_TTY, STEP_IDENTITY, STEP_CWD, STEP_EXEC };
 
 struct cgroup_slot {                    /* a command's own cgroup; reused once it is empty, unless `spent` */
@@ -104,11 +107,13 @@ struct cgroup_slot {                    /* a command's own cgroup; reused once i
 struct child {
     pid_t pid;
     int in, out, err;                   /* our ends; -1 where there is none */
+    int started;                        /* EOF when it has become the program, else spawn_step and errno */
     struct cgroup_slot *group;          /* NULL without cgroups */
 };
 bool request_decode(struct request *q, const struct frame *f, const uint8_t *payload, bool file);
 void request_free(struct request *q);
 int spawn(const struct inside *in, const struct request *q, struct child *c, enum spawn_step *step);
+bool spawn_failed(struct child *c, enum spawn_step *step, int *error); /* asked when it is dead, or `started` is readable */
 void kill_tree(const struct child *c, int signal);
 uint64_t cgroup_cpu_usec(struct cgroup_slot *g);
 void cgroup_release(struct child *c);

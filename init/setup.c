@@ -240,11 +240,28 @@ static int op_open(struct setup *s) {
 }
 
 static int op_write(struct setup *s) {
+    int at = read_fd(s);
     const char *path = read_text(&s->plan);
     size_t length;
     const char *data = read_bytes(&s->plan, &length);
     if (s->plan.bad) return EBADMSG;
-    return write_file(AT_FDCWD, path, data, length) ? fail(s, errno, path) : 0;
+    return write_file(at, path, data, length) ? fail(s, errno, path) : 0;
+}
+
+static int op_chown(struct setup *s) {
+    int at = read_fd(s);
+    const char *path = read_text(&s->plan);
+    uid_t owner = (uid_t)read_int(&s->plan);
+    if (s->plan.bad) return EBADMSG;
+    return fchownat(at, path, owner, owner, AT_SYMLINK_NOFOLLOW) ? fail(s, errno, path) : 0;
+}
+
+/* Of a cgroup, whose files go with its directories. */
+static int op_remove_tree(struct setup *s) {
+    int at = read_fd(s);
+    const char *name = read_text(&s->plan);
+    if (s->plan.bad) return EBADMSG;
+    return remove_directories(at, name) && errno != ENOENT ? fail(s, errno, name) : 0;
 }
 
 static int op_keep(struct setup *s) {
@@ -466,11 +483,14 @@ static int op_rlimit(struct setup *s) {
     return s->plan.bad ? EBADMSG : setrlimit(resource, &limit) ? errno : 0;
 }
 
-/* How commands are accounted for: the unified directory, the files to join, where OOM kills are counted. */
+/* How commands are accounted for: the unified directory, where OOM kills are counted, the files to join; and what init
+ * must not look up by a path, since the sandbox may change what is there. */
 static int op_commands(struct setup *s) {
     int commands = read_fd(s), events = read_fd(s);
     s->inside.commands_dir = commands == AT_FDCWD ? -1 : commands;
     s->inside.oom_events = events == AT_FDCWD ? -1 : events;
+    s->inside.null = read_fd(s);
+    s->inside.terminals = read_fd(s);
     s->inside.open_files = (uint64_t)read_int(&s->plan);
     int64_t joins = read_int(&s->plan);
     if (joins < 0 || joins > 8) return EBADMSG;
@@ -513,7 +533,7 @@ static int op_seccomp(struct setup *s) {
 /* In the order of sandbox/plan.py; the index is the code on the wire. */
 static int (*const operations[])(struct setup *) = {
     op_mount,    op_overlay, op_clone_tree, op_idmap,   op_attributes, op_attach,  op_pivot,        op_enter, op_mkdir, op_open,
-    op_write,    op_keep,    op_drop,       op_send,    op_userns,     op_netns,   op_netlink,      op_listen, op_clone,
+    op_write, op_chown, op_remove_tree, op_keep,    op_drop,       op_send,    op_userns,     op_netns,   op_netlink,      op_listen, op_clone,
     op_identity, op_join,    op_unshare,    op_hostname,   op_rlimit,  op_commands,   op_capabilities, op_seccomp,
 };
 
@@ -521,7 +541,7 @@ void setup_init(struct setup *s, int *kept, const uint8_t *plan, size_t length, 
     memset(s, 0, sizeof *s);
     s->plan = (struct reader){plan, plan + length, false};
     s->kept = kept;
-    s->inside = (struct inside){.channel = -1, .commands_dir = -1, .oom_events = -1};
+    s->inside = (struct inside){.channel = -1, .commands_dir = -1, .oom_events = -1, .null = -1, .terminals = -1};
     for (size_t i = 0; i < REGISTERS; i++) s->registers[i] = i < count ? fds[i] : -1;
 }
 

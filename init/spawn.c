@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +17,6 @@
 #include <unistd.h>
 
 #include "init.h"
-#include "rawclone.h"
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
@@ -67,7 +67,7 @@ static struct cgroup_slot *make_group(int parent) {
     if (group_total == GROUPS_MAX) return NULL;
     char name[16];
     snprintf(name, sizeof name, "%u", next);
-    if (mkdirat(parent, name, 0755)) return NULL;
+    if (mkdirat(parent, name, 0755) && errno != EEXIST) return NULL; /* the first is there already */
     int dir = openat(parent, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (dir < 0) return NULL;
     struct cgroup_slot *g = allocate(sizeof *g);
@@ -193,8 +193,8 @@ static int open_pipe(int *read_end, int *write_end) {
     return 0;
 }
 
-static int open_terminal(const struct request *q, struct child *c, struct ends *theirs) {
-    int master = open("/dev/pts/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
+static int open_terminal(const struct inside *in, const struct request *q, struct child *c, struct ends *theirs) {
+    int master = openat(in->terminals, "ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
     if (master < 0) return -1;
     int unlock = 0;
     struct winsize size = {.ws_row = q->rows, .ws_col = q->cols};
@@ -208,11 +208,11 @@ static int open_terminal(const struct request *q, struct child *c, struct ends *
     return 0;
 }
 
-static int open_pipes(const struct request *q, struct child *c, struct ends *theirs) {
-    if (q->flags & WITH_TTY) return open_terminal(q, c, theirs);
+static int open_pipes(const struct inside *in, const struct request *q, struct child *c, struct ends *theirs) {
+    if (q->flags & WITH_TTY) return open_terminal(in, q, c, theirs);
     if (q->flags & WITH_STDIN) {
         if (open_pipe(&theirs->in, &c->in)) return -1;
-    } else if ((theirs->in = open("/dev/null", O_RDONLY | O_CLOEXEC)) < 0) {
+    } else if ((theirs->in = fcntl(in->null, F_DUPFD_CLOEXEC, 3)) < 0) {
         return -1;
     }
     if (open_pipe(&c->out, &theirs->out)) return -1;
@@ -280,69 +280,75 @@ static int become(const struct inside *in, const struct request *q, const struct
     return *q->cwd && chdir(q->cwd) ? errno : 0;
 }
 
-/* The child of a vfork: shares our memory, so whatever fails is simply written down. */
-static pid_t start_program(const struct inside *in, const struct request *q, const struct ends *e, int group,
-                           enum spawn_step *step, int *error) {
-    volatile int failed = 0;
-    volatile enum spawn_step at = STEP_CLONE;
-    sigset_t all, before;
-    sigfillset(&all);
-    sigprocmask(SIG_BLOCK, &all, &before);
-    pid_t pid = raw_vfork(0, group, NULL);
-    if (pid == 0) {
-        enum spawn_step mine = STEP_CLONE;
-        int result = become(in, q, e, &mine);
-        if (!result) {
-            mine = STEP_EXEC;
-            result = execute(q);
-        }
-        failed = result;
-        at = mine;
-        _exit(127);
+/* Never returns. A program is executed; a file operation is done by this true copy of us, which is not dumpable and so
+ * can't be looked into from inside. */
+_Noreturn static void run_child(const struct inside *in, const struct request *q, const struct ends *e, int report) {
+    uint8_t failure[8];
+    enum spawn_step step = STEP_CLONE;
+    int error = become(in, q, e, &step);
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* again: changing credentials has its own idea of it */
+    if (!error && q->operation > 0) {
+        close_from(3);
+        file_operation(q);
     }
-    if (pid < 0) failed = errno;
-    sigprocmask(SIG_SETMASK, &before, NULL);
-    *error = failed;
-    *step = at;
-    return pid;
+    if (!error) {
+        step = STEP_EXEC;
+        error = execute(q);
+    }
+    put_u32(failure, step);
+    put_u32(failure + 4, (uint32_t)error);
+    if (write_all(report, failure, sizeof failure)) { /* init will say that it exited with 127 */ }
+    _exit(127);
 }
 
-/* A file operation runs in a true copy of us, under the sandbox's limits and the caller's uid. It is not dumpable and
- * never execs, so nothing inside can look into it. */
-static pid_t start_file_operation(const struct inside *in, const struct request *q, const struct ends *e, int group,
-                                  enum spawn_step *step, int *error) {
-    struct clone_args args = {.exit_signal = SIGCHLD, .flags = group >= 0 ? CLONE_INTO_CGROUP : 0, .cgroup = (uint64_t)(group < 0 ? 0 : group)};
-    pid_t pid = (pid_t)syscall(SYS_clone3, &args, sizeof args);
-    *step = STEP_CLONE;
-    *error = pid < 0 ? errno : 0;
-    if (pid) return pid;
-    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
-    int failed = become(in, q, e, step);
-    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
-    if (failed) _exit(failed);
-    close_from(3);
-    file_operation(q);
+/* A fork and not a vfork: the sandbox can hold the child up before its exec, by SIGSTOP or by a lease on the program, and
+ * init must not stand still meanwhile. */
+static int start_child(const struct inside *in, const struct request *q, const struct ends *e, struct child *c) {
+    int report;
+    if (open_pipe(&c->started, &report)) return errno;
+    fcntl(c->started, F_SETFL, O_NONBLOCK);
+    struct clone_args args = {.exit_signal = SIGCHLD};
+    if (c->group) {
+        args.flags = CLONE_INTO_CGROUP;
+        args.cgroup = (uint64_t)c->group->dir;
+    }
+    c->pid = (pid_t)syscall(SYS_clone3, &args, sizeof args);
+    if (c->pid == 0) run_child(in, q, e, report);
+    int error = c->pid < 0 ? errno : 0;
+    close(report);
+    return error;
+}
+
+bool spawn_failed(struct child *c, enum spawn_step *step, int *error) {
+    uint8_t failure[8];
+    ssize_t got = c->started < 0 ? 0 : read(c->started, failure, sizeof failure);
+    if (c->started >= 0) close(c->started);
+    c->started = -1;
+    if (got != sizeof failure) return false;
+    *step = (enum spawn_step)get_u32(failure);
+    *error = (int)get_u32(failure + 4);
+    return true;
 }
 
 int spawn(const struct inside *in, const struct request *q, struct child *c, enum spawn_step *step) {
-    *c = (struct child){.pid = -1, .in = -1, .out = -1, .err = -1};
+    *c = (struct child){.pid = -1, .in = -1, .out = -1, .err = -1, .started = -1};
     struct ends theirs = {-1, -1, -1};
     *step = STEP_PIPES;
-    int error = open_pipes(q, c, &theirs) ? errno : 0;
+    int error = open_pipes(in, q, c, &theirs) ? errno : 0;
     if (!error && in->commands_dir >= 0) {
+        errno = 0;
         c->group = take_group(in->commands_dir);
         if (!c->group) error = errno ? errno : EAGAIN;
         else c->group->cpu_before = cpu_total(c->group);
     }
     if (!error) {
-        int group = c->group ? c->group->dir : -1;
-        bool file = q->operation > 0;
-        c->pid = (file ? start_file_operation : start_program)(in, q, &theirs, group, step, &error);
+        *step = STEP_CLONE;
+        error = start_child(in, q, &theirs, c);
     }
     close_ends(&theirs);
     if (!error) return 0;
-    if (c->pid > 0) waitpid(c->pid, NULL, 0);
     close_ends(&(struct ends){c->in, c->out, c->err});
+    if (c->started >= 0) close(c->started);
     cgroup_release(c);
     return error;
 }

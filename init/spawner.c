@@ -2,7 +2,6 @@
  * namespace, because the cost of CLONE_NEWNS grows with the mounts it copies. Ends when its node does, and then takes
  * every sandbox and cgroup with it. */
 #define _GNU_SOURCE
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/mount.h>
@@ -68,8 +67,9 @@ static int start_reaper(pid_t *reaper) {
     return ends[1];
 }
 
-static void close_slowly(struct spawner *s, int fd) {
-    if (fd >= 0 && write(s->reaper, &fd, sizeof fd) != sizeof fd) close(fd);
+static void close_slowly(struct spawner *s, const int *fds, size_t count) {
+    if (!count || write(s->reaper, fds, count * sizeof *fds) == (ssize_t)(count * sizeof *fds)) return;
+    for (size_t i = 0; i < count; i++) close(fds[i]);
 }
 
 /* ---- start ----------------------------------------------------------------------------------- */
@@ -124,11 +124,12 @@ static int enter_user_namespace(int socket) {
     return syscall(SYS_setresgid, 0, 0, 0) || syscall(SYS_setresuid, 0, 0, 0) ? -1 : 0;
 }
 
-static void keep_namespaces(struct spawner *s, int host_mounts) {
+static void keep_basics(struct spawner *s, int host_mounts, int null) {
     s->kept[0] = host_mounts;
     s->kept[1] = s->own_mounts;
     s->kept[2] = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
     s->kept[3] = open("/proc/self/ns/user", O_RDONLY | O_CLOEXEC);
+    s->kept[4] = null;
 }
 
 /* ---- requests -------------------------------------------------------------------------------- */
@@ -177,7 +178,11 @@ static void carry_out(struct spawner *s, const uint8_t *request, size_t length, 
     else if (plan.child) remember(s, plan.child);
     answer(s, get_u32(request), error, &plan);
     for (size_t i = 0; i < plan.reply_count; i++) close(plan.reply[i]);
-    for (int i = 0; i < REGISTERS; i++) close_slowly(s, plan.registers[i]);
+    int open_ones[REGISTERS];
+    size_t opened = 0;
+    for (int i = 0; i < REGISTERS; i++)
+        if (plan.registers[i] >= 0) open_ones[opened++] = plan.registers[i];
+    close_slowly(s, open_ones, opened);
 }
 
 /* False when the node is gone. */
@@ -208,7 +213,7 @@ static bool receive(struct spawner *s) {
 static void forget(struct spawner *s, pid_t pid) {
     for (size_t i = 0; i < s->count; i++) {
         if (s->sandboxes[i].pid != pid) continue;
-        close_slowly(s, s->sandboxes[i].mounts);
+        if (s->sandboxes[i].mounts >= 0) close_slowly(s, &s->sandboxes[i].mounts, 1);
         s->sandboxes[i] = s->sandboxes[--s->count];
         return;
     }
@@ -229,21 +234,11 @@ static void reap(struct spawner *s) {
     }
 }
 
-static void remove_tree(int parent, const char *name) {
-    int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (fd < 0) return;
-    DIR *directory = fdopendir(fd);
-    for (struct dirent *entry; directory && (entry = readdir(directory));)
-        if (entry->d_type == DT_DIR && entry->d_name[0] != '.') remove_tree(fd, entry->d_name);
-    if (directory) closedir(directory);
-    unlinkat(parent, name, AT_REMOVEDIR);
-}
-
 static void end(struct spawner *s) {
     for (size_t i = 0; i < s->count; i++) kill(s->sandboxes[i].pid, SIGKILL);
     kill(s->reaper_pid, SIGKILL);
     while (waitpid(-1, NULL, 0) > 0 || errno == EINTR) {}
-    for (size_t i = 0; i < s->cleanup_count; i++) remove_tree(s->cleanup_parent[i], s->cleanup_name[i]);
+    for (size_t i = 0; i < s->cleanup_count; i++) remove_directories(s->cleanup_parent[i], s->cleanup_name[i]);
 }
 
 /* ---- */
@@ -254,8 +249,9 @@ static int start(struct spawner *s, int socket, char **cleanup) {
     if (remember_cleanup(s, cleanup) || raise_open_files()) return -1;
     if (geteuid() != 0 && enter_user_namespace(socket)) return -1;
     int host_mounts = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC);
-    if (host_mounts < 0 || enter_empty_tree(s)) return -1;
-    keep_namespaces(s, host_mounts);
+    int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    if (host_mounts < 0 || null < 0 || enter_empty_tree(s)) return -1;
+    keep_basics(s, host_mounts, null);
     s->reaper = start_reaper(&s->reaper_pid);
     sigset_t child;
     sigemptyset(&child);

@@ -1,4 +1,5 @@
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -109,6 +110,16 @@ int write_file(int dirfd, const char *path, const char *data, size_t length) {
     close(fd);
     errno = error;
     return error ? -1 : 0;
+}
+
+int remove_directories(int parent, const char *name) {
+    int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0) return -1;
+    DIR *directory = fdopendir(fd);
+    for (struct dirent *entry; directory && (entry = readdir(directory));)
+        if (entry->d_type == DT_DIR && entry->d_name[0] != '.') remove_directories(fd, entry->d_name);
+    if (directory) closedir(directory);
+    return unlinkat(parent, name, AT_REMOVEDIR);
 }
 
 uint64_t now_ns(void) {

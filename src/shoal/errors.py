@@ -9,6 +9,7 @@
     ├── SandboxGone             the sandbox has ended; `reason` says why
     ├── CommandFailed           `check=True` and the command did not exit with 0; carries `result`
     ├── LimitExceeded           what a sandbox holds goes past what the caller is ready to take; `limit` names it
+    ├── Interrupted             a process or a limit of the sandbox ended or stopped an operation in it
     ├── Unsupported             this tier, kernel or version can't do it; the message names the way out
     ├── BuildFailed             an environment or image could not be built; carries the whole `log`
     └── PlatformError           Shoal or the machine failed, not the code in the sandbox
@@ -103,6 +104,12 @@ class LimitExceeded(ShoalError):
     def __init__(self, what: str, limit: int) -> None:
         super().__init__(f"{what}: more than {limit}")
         self.limit = limit
+
+
+class Interrupted(ShoalError):
+    """A file operation was killed or stopped from inside, or by the sandbox's memory limit. No fault of the platform."""
+
+    code = "interrupted"
 
 
 class Unsupported(ShoalError):

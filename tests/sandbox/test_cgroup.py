@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import residue
 
 from shoal.sandbox.cgroup import Cgroups, Group, Hierarchies, find_hierarchies
+from shoal.sandbox.janitor import Janitor
 from shoal.types import MiB, Profile
 
 NO_V2: frozenset[str] = frozenset()
@@ -137,19 +140,41 @@ def test_only_the_owner_may_make_groups_for_commands_and_only_below_cmd(groups: 
     assert (root / "cmd" / "cgroup.max.descendants").read_text() == "2048\n"
 
 
-@pytest.mark.root
-def test_a_group_in_use_is_removed_later(groups: Cgroups) -> None:
-    group = groups.create()
-    joined = [groups.roots()[controller] / path for controller, path in groups.command_joins(group)]
+@contextmanager
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(["sleep", "60"]) as process:
-        for path in joined:
-            path.write_text(str(process.pid))
-        groups.retire(group)
-        groups.sweep()
-        assert groups.retired == 1
-        process.kill()
-        process.wait()
-    assert residue.settled(lambda: groups.sweep() or groups.retired) == 0
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.root
+def test_a_group_in_use_stays(groups: Cgroups) -> None:
+    group = groups.create()
+    with sleeper() as process:
+        for controller, path in groups.command_joins(group):
+            (groups.roots()[controller] / path).write_text(str(process.pid))
+        assert not groups.remove(group)
+    assert residue.settled(lambda: not groups.remove(group)) is False
+
+
+@pytest.mark.root
+def test_the_janitor_removes_a_group_as_soon_as_it_can(groups: Cgroups) -> None:
+    group, janitor = groups.create(), Janitor(groups)
+    janitor.start()
+    with sleeper() as process:
+        for controller, path in groups.command_joins(group):
+            (groups.roots()[controller] / path).write_text(str(process.pid))
+        janitor.remove_group(group)
+        time.sleep(0.3)
+        assert exists(groups, group)
+    assert not residue.settled(lambda: exists(groups, group))
+    janitor.close()
+
+
+def exists(groups: Cgroups, group: Group) -> bool:
+    return any((root / group.name).exists() for root in groups.roots().values())
 
 
 @pytest.mark.root
@@ -157,7 +182,7 @@ def test_killing_takes_everything_in_it(groups: Cgroups) -> None:
     if "unified" not in groups.roots():
         pytest.skip("no unified hierarchy here")
     group = groups.create()
-    with subprocess.Popen(["sleep", "60"]) as process:
+    with sleeper() as process:
         (groups.roots()["unified"] / group.name / "cmd" / "cgroup.procs").write_text(str(process.pid))
         groups.kill(group)
         assert process.wait(5) == -9

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.sandbox.plan import KEPT, NONE, OPERATIONS, Plan
+from shoal.sandbox.plan import KEPT, OPERATIONS, Plan
 
 SETUP = Path(__file__).parents[2] / "init" / "setup.c"
 
@@ -22,8 +22,8 @@ def plan(name: str, *arguments: object) -> Plan:
 def test_each_argument_has_its_form_on_the_wire() -> None:
     code = [name for name, _ in OPERATIONS].index("mkdir")
     number = struct.Struct("<q").pack
-    expected = bytes([code]) + number(1) + struct.pack("<I", 2) + b"up\0" + number(0o755) + number(-1)
-    assert plan("mkdir", 1, "up", 0o755, NONE).wire() == expected
+    expected = bytes([code]) + number(1) + struct.pack("<I", 2) + b"up\0" + number(0o755)
+    assert plan("mkdir", 1, "up", 0o755).wire() == expected
 
 
 def test_lists_of_texts_and_of_numbers() -> None:
@@ -71,7 +71,7 @@ def test_nothing_of_a_refused_operation_goes_out() -> None:
     made = plan("identity")
     before = made.wire()
     with pytest.raises(TypeError):
-        made.add("mkdir", 1, "up", 0o755, "root")
+        made.add("mkdir", 1, "up", "rwx")
     assert (made.wire(), len(made.steps)) == (before, 1)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from shoal.bench import marks
 from shoal.bench.figures import Figures
@@ -26,7 +26,7 @@ def tables(report: Report) -> RenderableType:
 
 
 def _rows(report: Report) -> Table:
-    table = Table("row", "what", box=None, title="Rows", title_justify="left")
+    table = Table(Column("row", no_wrap=True), "what", box=None, title="Rows", title_justify="left")
     for heading in ("n", "min", "p50", "p99", "unit"):
         table.add_column(heading, justify="left" if heading == "unit" else "right")
     for name, row in report.rows.items():

@@ -48,6 +48,8 @@ def find_account(user: str | int, passwd: bytes, group: bytes) -> Account:
 
 def _entries(text: bytes, fields: int) -> Iterator[list[str]]:
     for line in text.split(b"\n", _LINES_MAX)[:_LINES_MAX]:
+        if b"\0" in line:  # could not be handed over in an environment
+            continue
         parts = line.decode("utf-8", "surrogateescape").split(":")
         if len(parts) == fields and "\0" not in "".join(parts):
             yield parts

@@ -11,15 +11,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from typing import Final
 
+from shoal.errors import LimitExceeded
 from shoal.types import Change
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_DEPTH_MAX: Final = 512
+_DEPTH_MAX: Final = 200
+"""Each level takes frames of this interpreter and a descriptor of the node for every layer."""
 _OPAQUE: Final = "user.overlay.opaque"
 
 
 def list_changes(upper: int, mounts: Sequence[str], lowers: Sequence[Sequence[int]]) -> list[Change]:
-    """All paths that differ from the layers, sorted.
+    """All paths that differ from the layers, sorted. LimitExceeded where directories are nested too deep to be walked.
 
     `upper` holds `up<n>` for the n-th of `mounts`, whose read-only layers are `lowers[n]`, highest first: directory
     descriptors that stay the caller's.
@@ -42,7 +44,7 @@ def _open(stack: ExitStack, name: str, parent: int) -> int:
 def _walk(top: int, below: Sequence[int], path: str, depth: int) -> Iterator[Change]:
     """`below`: the same directory in the layers that have it and are not hidden."""
     if not depth:
-        return
+        raise LimitExceeded(f"levels of directories at {path[:200]}", _DEPTH_MAX)
     names = set(os.listdir(top))
     for name in sorted(names):
         with suppress(FileNotFoundError):  # the sandbox goes on living

@@ -7,19 +7,35 @@ import errno
 import os
 import stat
 import struct
-from collections.abc import AsyncIterator
-from typing import Final, Literal
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Final, Literal, TypeVar
 
-from shoal.errors import FileExists, InvalidRequest, NotFound, PermissionDenied, PlatformError, ShoalError
+from shoal.errors import (
+    FileExists,
+    Interrupted,
+    InvalidRequest,
+    LimitExceeded,
+    NotFound,
+    PermissionDenied,
+    PlatformError,
+    ShoalError,
+)
 from shoal.node.accounts import Account
 from shoal.sandbox.channel import FileOperation, Flag, Process, Receiver, Request
 from shoal.sandbox.interface import Box
 from shoal.types import FileInfo
 
-_HEAD: Final = struct.Struct("<IIIQQI")
+_HEAD: Final = struct.Struct("<IIIQqI")
 _COUNT: Final = struct.Struct("<I")
 _CHUNK: Final = 1 << 20
+READ_MAX: Final = 512 << 20
+"""Bytes of a file that are held in memory where the caller names no limit: a hole of a terabyte is one call inside."""
+_ANSWER_MAX: Final = 64 << 20
+"""Bytes of a listing: some half a million entries."""
+_STILL_SECONDS: Final = 60.0
+"""An operation that moves nothing for so long was stopped by a process of the sandbox."""
 
+T = TypeVar("T")
 Infos = list[FileInfo]
 Kind = Literal["file", "directory", "symlink", "fifo", "socket", "device"]
 
@@ -49,14 +65,16 @@ class Files:
         )
         return self._box.start(request, receive)
 
-    async def _call(self, operation: FileOperation, *paths: str, number: int = 0) -> bytes:
-        pieces: list[bytes] = []
-        process = self._start(operation, list(paths), number, Flag.NONE, lambda _, data: pieces.append(data))
-        await _ended(process, paths[0])
-        return b"".join(pieces)
+    async def _call(self, operation: FileOperation, *paths: str, number: int = 0, limit: int = _ANSWER_MAX) -> bytes:
+        answer = _Answer(paths[0], limit)
+        process = self._start(operation, list(paths), number, Flag.NONE, answer.add)
+        answer.on_excess = lambda: process.kill(9, tree=True)
+        await _end(process, paths[0], answer)
+        return answer.value()
 
-    async def read(self, path: str) -> bytes:
-        return await self._call(FileOperation.READ, path)
+    async def read(self, path: str, limit: int = READ_MAX) -> bytes:
+        """LimitExceeded if there are more than `limit` bytes."""
+        return await self._call(FileOperation.READ, path, limit=limit)
 
     async def stream(self, path: str) -> AsyncIterator[bytes]:
         """In pieces, no more of them on the way than the channel's window."""
@@ -67,10 +85,10 @@ class Files:
         process = self._box.start(request, lambda _, data: pieces.put_nowait(data), auto_credit=False)
         process.ended.add_done_callback(lambda _: pieces.put_nowait(b""))
         try:
-            while data := await pieces.get():
+            while data := await _moving(process, path, pieces.get()):
                 yield data
                 process.grant(1, len(data))
-            await _ended(process, path)
+            _check_end((await process.ended).status, path)
         finally:
             process.kill(9, tree=False)
 
@@ -85,17 +103,17 @@ class Files:
         process = self._start(operation, [path], number, Flag.STDIN, lambda *_: None)
         try:
             if isinstance(data, bytes):
-                await _send_framed(process, data)
+                await _send_framed(process, path, data)
             else:
                 async for piece in data:
-                    await _send_framed(process, piece)
+                    await _send_framed(process, path, piece)
             await process.send_input(_COUNT.pack(0))
         finally:
             process.close_input()  # without the final zero, what was sent is thrown away inside
-        await _ended(process, path)
+        await _end(process, path)
 
     async def list(self, path: str, depth: int = 1) -> Infos:
-        if not isinstance(depth, int) or depth < 1:
+        if not isinstance(depth, int) or not 0 < depth < 1 << 31:
             raise InvalidRequest("depth", f"takes 1 or more, not {depth!r}")
         base = path.rstrip("/") + "/"
         answer = await self._call(FileOperation.LIST, path, number=depth)
@@ -126,16 +144,73 @@ class Files:
         await self._call(FileOperation.RENAME, old, new)
 
 
-async def _send_framed(process: Process, data: bytes) -> None:
+async def _send_framed(process: Process, path: str, data: bytes) -> None:
     for start in range(0, len(data), _CHUNK):
         piece = data[start : start + _CHUNK]
-        await process.send_input(_COUNT.pack(len(piece)) + piece)
+        await _moving(process, path, process.send_input(_COUNT.pack(len(piece)) + piece))
 
 
-async def _ended(process: Process, path: str) -> None:
-    status = (await process.ended).status
+async def _moving(process: Process, path: str, step: Coroutine[Any, Any, T]) -> T:
+    """The step of an operation, unless it takes so long that it must have been stopped."""
+    try:
+        async with asyncio.timeout(_STILL_SECONDS):
+            return await step
+    except TimeoutError:
+        raise _stopped(process, path) from None
+
+
+def _stopped(process: Process, path: str) -> Interrupted:
+    process.kill(9, tree=True)
+    return Interrupted(f"{path}: a process of the sandbox has stopped the file operation")
+
+
+class _Answer:
+    """What an operation sends, as far as the caller takes it. The length is the sandbox's choice."""
+
+    def __init__(self, path: str, limit: int) -> None:
+        self.size = 0
+        self.on_excess: Callable[[], None] = lambda: None
+        self._path = path
+        self._limit = limit
+        self._pieces: list[bytes] = []
+
+    def add(self, _stream: int, data: bytes) -> None:
+        self.size += len(data)
+        if self.size <= self._limit:
+            self._pieces.append(data)
+        elif self._pieces:
+            self._pieces.clear()
+            self.on_excess()
+
+    def check(self) -> None:
+        if self.size > self._limit:
+            raise LimitExceeded(f"bytes of {self._path}", self._limit)
+
+    def value(self) -> bytes:
+        return b"".join(self._pieces)
+
+
+async def _end(process: Process, path: str, answer: _Answer | None = None) -> None:
+    """Waits for the end of an operation for as long as it moves."""
+    seen = -1
+    while not process.ended.done():
+        size = answer.size if answer else 0
+        if seen == size:
+            raise _stopped(process, path)
+        seen = size
+        await asyncio.wait([process.ended], timeout=_STILL_SECONDS)
+    if answer is not None:
+        answer.check()
+    _check_end(process.ended.result().status, path)
+
+
+def _check_end(status: int, path: str) -> None:
     if os.WIFSIGNALED(status):
-        raise PlatformError(f"{path}: the file operation was ended by signal {os.WTERMSIG(status)}")
+        # Nothing else reaches it: the node's own kills raise before this is asked.
+        signal = os.WTERMSIG(status)
+        raise Interrupted(
+            f"{path}: signal {signal} ended the file operation: the sandbox's memory limit or a process of it"
+        )
     if error := os.WEXITSTATUS(status):
         raise file_error(path, error)
 
@@ -165,7 +240,11 @@ def check_path(path: object) -> None:
         raise InvalidRequest("path", f"takes text that is not empty, not {path!r}")
     if "\0" in path:
         raise InvalidRequest("path", "has a NUL byte")
-    if len(os.fsencode(path)) > 4095:
+    try:
+        length = len(os.fsencode(path))
+    except UnicodeEncodeError:
+        raise InvalidRequest("path", f"{path!r} has a surrogate that stands for no byte") from None
+    if length > 4095:
         raise InvalidRequest("path", "is longer than 4095 bytes")
 
 

@@ -12,7 +12,7 @@ from shoal.network.egress import Egress
 from shoal.network.index import PackageIndex
 from shoal.network.namespace import Recipe, filtered, isolated
 from shoal.network.policy import Policy, compile_policy
-from shoal.sandbox.plan import Plan
+from shoal.sandbox.plan import NONE, Plan
 from shoal.types import NetworkPolicy
 
 _AUDIT_MAX = 4096
@@ -27,7 +27,7 @@ def network_plans(groups: int) -> dict[str, Plan]:
 def _plan(recipe: Recipe) -> Plan:
     plan = Plan()
     for path, value in recipe.sysctls:
-        plan.add("write", f"/proc/sys/net/{path}", value)
+        plan.add("write", NONE, f"/proc/sys/net/{path}", value)
     for protocol, message, acks in recipe.messages:
         plan.add("netlink", protocol, message, acks)
     for index, listener in enumerate(recipe.listeners):

@@ -7,17 +7,21 @@ import posixpath
 from collections.abc import Mapping
 from contextlib import suppress
 
-from shoal.errors import InvalidRequest, NotFound, SandboxGone
+from shoal.errors import FileExists, InvalidRequest, LimitExceeded, NotFound, SandboxGone
 from shoal.node.accounts import ROOT, Account, find_account
 from shoal.node.commands import Command, check
 from shoal.node.files import Files
 from shoal.node.interface import CommandRequest, CreateRequest
 from shoal.node.networks import SandboxNetwork
 from shoal.sandbox.channel import Flag, Request
+from shoal.sandbox.frame import encode_list
 from shoal.sandbox.interface import Box
 from shoal.types import Result, SandboxInfo
 
 _TERM = {"TERM": "xterm-256color"}
+_ACCOUNTS_MAX = 1 << 20
+"""Bytes of /etc/passwd and of /etc/group that are read; a sandbox may have made anything of them."""
+_NO_ACCOUNTS = (NotFound, FileExists, InvalidRequest, LimitExceeded)
 
 
 class Sandbox:
@@ -39,6 +43,7 @@ class Sandbox:
         self.commands: dict[int, Command] = {}
         self._request = request
         self._environment = {**environment, **request.env}
+        self._encoded: dict[Account, bytes] = {}
         self._shell = "/bin/bash"
 
     async def start(self, request: CommandRequest, *, streamed: bool) -> Command:
@@ -46,7 +51,7 @@ class Sandbox:
         check(request)
         account = await self.account(self._request.user if request.user is None else request.user)
         command = Command(request, streamed=streamed)
-        command.start(self.box, self._wire(request, account))
+        command.start(self.box, self._wire(request, account, streamed=streamed))
         if request.stdin is not None:
             feeding = asyncio.get_running_loop().create_task(self._feed(command, request))
             command.process.ended.add_done_callback(lambda _: feeding.cancel())
@@ -78,22 +83,18 @@ class Sandbox:
     async def _lacks_bash(self) -> bool:
         return not await self.files(ROOT).exists(self._shell)
 
-    def _wire(self, request: CommandRequest, account: Account) -> Request:
+    def _wire(self, request: CommandRequest, account: Account, *, streamed: bool) -> Request:
         argv = [self._shell, "-c", request.cmd] if isinstance(request.cmd, str) else list(request.cmd)
         flags = Flag.STDIN if request.stdin is not None or request.feed else Flag.NONE
         cols, rows = request.terminal or (0, 0)
         if request.terminal is not None:
             flags |= Flag.TTY
-        env = {
-            **account.environment(),
-            **(_TERM if request.terminal else {}),
-            **self._environment,
-            **request.env,
-        }
+        if streamed:
+            flags |= Flag.REPORT_PID
         cwd = posixpath.join(self._request.cwd, request.cwd or "")
         return Request(
             argv,
-            [f"{name}={value}" for name, value in env.items()],
+            self._env(request, account),
             cwd,
             account.uid,
             account.gid,
@@ -102,6 +103,17 @@ class Sandbox:
             rows,
             cols,
         )
+
+    def _env(self, request: CommandRequest, account: Account) -> bytes:
+        """Of the account, the sandbox and the call, in that order; encoded once for calls that add nothing."""
+        terminal = _TERM if request.terminal else {}
+        if not request.env and not terminal and account in self._encoded:
+            return self._encoded[account]
+        env = {**account.environment(), **terminal, **self._environment, **request.env}
+        encoded = encode_list([f"{name}={value}" for name, value in env.items()])
+        if not request.env and not terminal:
+            self._encoded = {account: encoded}
+        return encoded
 
     async def account(self, user: str | int | None) -> Account:
         if user is None or user in ("root", 0):
@@ -112,8 +124,8 @@ class Sandbox:
         texts = []
         for path in ("/etc/passwd", "/etc/group"):
             try:
-                texts.append(await files.read(path))
-            except NotFound:
+                texts.append(await files.read(path, limit=_ACCOUNTS_MAX))
+            except _NO_ACCOUNTS:
                 texts.append(b"")
         return find_account(user, *texts)
 

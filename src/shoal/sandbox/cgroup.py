@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
-from shoal.errors import PlatformError
+from shoal.sandbox.plan import Plan
 from shoal.types import Profile
 
 CONTROLLERS: Final = ("memory", "cpu", "pids")
 _PERIOD_US: Final = 100_000
+
+
+Keys = Mapping[str, int]
+"""Controller, or "unified", to the kept descriptor of the node's directory there, in the spawner that is to act."""
 
 
 class Hierarchies(Struct, frozen=True):
@@ -61,7 +66,12 @@ def _mounts(text: str) -> Iterator[tuple[str, str, str, str]]:
     for line in text.splitlines():
         before, after = line.split(" - ", 1)
         fields, (kind, _, options) = before.split(), after.split(" ", 2)
-        yield fields[3], fields[4], kind, options
+        yield _unescape(fields[3]), _unescape(fields[4]), kind, options
+
+
+def _unescape(text: str) -> str:
+    """Blanks and the like stand as octal numbers in mountinfo."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
 def _below(point: str, root: str, path: str) -> Path:
@@ -87,7 +97,15 @@ class Cgroups:
             self._make_root(controller, parent / name)
         if hierarchies.unified is not None and self._make_root("unified", hierarchies.unified / name):
             self._v2 = self._delegate(hierarchies.v2_controllers)
+        self._swap = self._find_swap_limit()
         self._next = 0
+
+    def _find_swap_limit(self) -> str | None:
+        """The file of a group that limits swap; there is none where swap is not accounted for."""
+        for controller, name in (("memory", "memory.memsw.limit_in_bytes"), ("unified", "memory.swap.max")):
+            if controller in self._roots and (self._roots[controller] / name).exists():
+                return name
+        return None
 
     def _make_root(self, controller: str, path: Path) -> bool:
         try:
@@ -121,60 +139,58 @@ class Cgroups:
         """The node's directories, to be removed when it ends."""
         return tuple(map(str, self._roots.values()))
 
-    def create(self) -> Group:
-        """Makes a group on every hierarchy; limits come with `limit`."""
-        group = Group(f"b{self._next}")
+    def new(self) -> Group:
+        """A name for one more group; `create` makes it."""
         self._next += 1
-        try:
-            for controller, root in self._roots.items():
-                (root / group.name).mkdir()
-                if controller == "unified":
-                    self._create_unified(root / group.name)
-                elif controller != "cpu":
-                    (root / group.name / "cmd").mkdir()
-        except OSError as error:
-            self.remove(group)
-            raise PlatformError(f"cannot make a cgroup: {error}") from error
-        return group
+        return Group(f"b{self._next}")
 
-    def _create_unified(self, box: Path) -> None:
+    def create(self, plan: Plan, keys: Keys, group: Group, owner: int) -> None:
+        """Adds the operations that make a group on every hierarchy. `owner`: the uid that is root inside, whose init
+        makes a group for each command."""
+        for controller in self._roots:
+            root = keys[controller]
+            plan.add("mkdir", root, group.name, 0o755)
+            if controller == "unified":
+                self._create_unified(plan, root, group.name, owner)
+            elif controller != "cpu":
+                plan.add("mkdir", root, f"{group.name}/cmd", 0o755)
+
+    def _create_unified(self, plan: Plan, root: int, box: str, owner: int) -> None:
         for controller in self._v2:
-            _write(box / "cgroup.subtree_control", f"+{controller}")
-        (box / "init").mkdir()
-        (box / "cmd").mkdir()
-        _write(box / "cmd" / "cgroup.max.descendants", "2048")
+            plan.add("write", root, f"{box}/cgroup.subtree_control", f"+{controller}")
+        for folder in ("init", "cmd", "cmd/0"):
+            plan.add("mkdir", root, f"{box}/{folder}", 0o755)
+        plan.add("write", root, f"{box}/cmd/cgroup.max.descendants", "2048")
+        for path in ("cgroup.procs", "cmd", "cmd/cgroup.procs", "cmd/0", "cmd/0/cgroup.procs", "cmd/0/cgroup.kill"):
+            plan.add("chown", root, f"{box}/{path}", owner)
 
-    def limit(self, group: Group, profile: Profile, writable: int, owner: int) -> None:
-        """Sets the profile's limits. `writable`: bytes that memory-backed files may take on top. `owner`: the uid that
-        is root inside, whose init makes a group for each command."""
+    def limit(self, plan: Plan, keys: Keys, group: Group, profile: Profile, writable: int) -> None:
+        """Adds the operations that set a profile's limits. `writable`: bytes that files in memory take on top."""
         memory = str(profile.memory + writable)
         quota = str(max(int(profile.cpu * _PERIOD_US), 1000))
-        processes = str(profile.processes)
-        for controller, root in self._roots.items():
-            box = root / group.name
-            match controller:
-                case "memory":
-                    _write(box / "cmd" / "memory.limit_in_bytes", memory)
-                    with contextlib.suppress(OSError):  # only where swap is accounted for
-                        _write(box / "cmd" / "memory.memsw.limit_in_bytes", memory)
-                case "cpu":
-                    _write(box / "cpu.cfs_quota_us", quota)
-                case "pids":
-                    _write(box / "cmd" / "pids.max", processes)
-                case "unified":
-                    self._limit_unified(box, memory, f"{quota} {_PERIOD_US}", processes)
-                    for path in ("cgroup.procs", "cmd", "cmd/cgroup.procs"):
-                        os.chown(box / path, owner, owner)
-
-    def _limit_unified(self, box: Path, memory: str, cpu: str, processes: str) -> None:
+        limits = {
+            ("memory", "cmd/memory.limit_in_bytes"): memory,
+            ("cpu", "cpu.cfs_quota_us"): quota,
+            ("pids", "cmd/pids.max"): str(profile.processes),
+        }
+        if self._swap == "memory.memsw.limit_in_bytes":
+            limits["memory", f"cmd/{self._swap}"] = memory
         if "memory" in self._v2:
-            _write(box / "cmd" / "memory.max", memory)
-            with contextlib.suppress(OSError):
-                _write(box / "cmd" / "memory.swap.max", "0")
+            limits["unified", "cmd/memory.max"] = memory
+            if self._swap == "memory.swap.max":
+                limits["unified", f"cmd/{self._swap}"] = "0"
         if "cpu" in self._v2:
-            _write(box / "cpu.max", cpu)
+            limits["unified", "cpu.max"] = f"{quota} {_PERIOD_US}"
         if "pids" in self._v2:
-            _write(box / "cmd" / "pids.max", processes)
+            limits["unified", "cmd/pids.max"] = str(profile.processes)
+        for (controller, path), value in limits.items():
+            if controller in self._roots:
+                plan.add("write", keys[controller], f"{group.name}/{path}", value)
+
+    def remove(self, plan: Plan, keys: Keys, group: Group) -> None:
+        """Adds the operations that remove a group; they fail while a process is in it, and can be done again."""
+        for controller in self._roots:
+            plan.add("remove_tree", keys[controller], group.name)
 
     def roots(self) -> dict[str, Path]:
         """Controller to the node's directory."""
@@ -206,41 +222,18 @@ class Cgroups:
         """Everything in it at once, where the kernel can."""
         if "unified" in self._roots:
             with contextlib.suppress(OSError):
-                _write(self._roots["unified"] / group.name / "cgroup.kill", "1")
-
-    def remove(self, group: Group) -> bool:
-        """Removes what is empty of it; False while something is not."""
-        results = [_remove_tree(root / group.name) for root in self._roots.values()]
-        return all(results)
+                _write(f"{self._roots['unified']}/{group.name}/cgroup.kill", "1")
 
     def close(self) -> None:
-        """Removes the node's directories."""
+        """Removes the node's directories. Their groups must be gone."""
         for root in self._roots.values():
-            _remove_tree(root)
+            with contextlib.suppress(OSError):
+                root.rmdir()
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: str | Path, text: str) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(descriptor, text.encode())
     finally:
         os.close(descriptor)
-
-
-def _remove_tree(path: Path) -> bool:
-    """Cgroup directories are removed from the leaves up; their files go with them."""
-    try:
-        with os.scandir(path) as entries:
-            children = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except FileNotFoundError:
-        return True
-    except OSError:  # ENODEV while the kernel takes it apart
-        return False
-    results = [_remove_tree(child) for child in children]
-    try:
-        path.rmdir()
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return all(results)

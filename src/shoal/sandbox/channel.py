@@ -31,7 +31,8 @@ WINDOW: Final = 1 << 20
 """Bytes of output that may be on the way for each stream of a command."""
 INPUT_WINDOW: Final = 256 << 10
 """Bytes of input that may wait in init for a command to read."""
-_RECEIVE: Final = 256 << 10
+_RECEIVE: Final = 64 << 10
+"""Below the size from which malloc maps and unmaps memory for each call."""
 
 _STEPS: Final = ("", "request", "pipes", "process", "cgroup", "terminal", "user", "cwd", "program")
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from shoal.sandbox.plan import HOST_MOUNTS, HOST_NETWORK, NONE, OWN_MOUNTS, Plan
+from shoal.sandbox.plan import HOST_MOUNTS, HOST_NETWORK, NONE, NULL_DEVICE, OWN_MOUNTS, Plan
 from shoal.sandbox.slots import IDS
 
 RDONLY, NOSUID, NODEV, NOEXEC = 1, 2, 4, 8
@@ -22,6 +22,7 @@ _NEWNS, _NEWCGROUP, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID = (
     0x20000000,
 )
 _NAMESPACES: Final = _NEWNS | _NEWUTS | _NEWIPC | _NEWUSER | _NEWPID
+_RLIMIT_CORE: Final = 4
 _DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY
 
 _CAPABILITIES: Final = {
@@ -32,9 +33,9 @@ _CAPABILITIES: Final = {
 command's group; without SYS_RESOURCE not raise limits."""
 CAPABILITY_MASK: Final = sum(1 << number for number in _CAPABILITIES.values())
 
-# Registers. 0 is the init's end of the channel, which is sent along.
-_CHANNEL, _TMPFS, _RAW, _ROOT, _SHM, _SCRATCH, _COMMANDS, _EVENTS, _INIT_GROUP, _SYS = range(10)
-_FIRST_JOIN: Final = 10
+# Registers. The first two are sent along.
+_CHANNEL, _NETWORK, _TMPFS, _RAW, _ROOT, _SHM, _SCRATCH, _COMMANDS, _EVENTS, _INIT_GROUP, _SYS, _TERMINALS = range(12)
+_FIRST_JOIN: Final = 12
 _FIRST_DEVICE: Final = 18
 _FIRST_OVERLAY: Final = 24
 
@@ -76,7 +77,6 @@ class Parts(Struct, frozen=True, kw_only=True):
     writable: int
     inodes: int
     open_files: int
-    network: int
     sys: int
     """Kept descriptor of the /sys tree."""
     devices: Devices
@@ -84,9 +84,9 @@ class Parts(Struct, frozen=True, kw_only=True):
     seccomp: bytes
 
 
-def compose(parts: Parts) -> Plan:
-    """Sends out the raw upper tree; the spawner adds a pidfd of the init."""
-    plan = Plan()
+def compose(plan: Plan, parts: Parts) -> None:
+    """Adds all that makes the sandbox. Takes init's end of the channel and the network namespace as the first two
+    descriptors; sends out the raw upper tree, and the spawner adds a pidfd of the init."""
     _make_upper(plan, parts)
     for index, mount in enumerate(parts.mounts):
         _make_overlay(plan, parts, mount, index)
@@ -100,7 +100,7 @@ def compose(parts: Parts) -> Plan:
         parts.owner,
         identity_map,
         identity_map,
-        parts.network,
+        _NETWORK,
         HOST_NETWORK,
         _CHANNEL,
         group,
@@ -108,7 +108,6 @@ def compose(parts: Parts) -> Plan:
     _enter(plan, parts)
     _mount_inside(plan, parts)
     _lock_down(plan, parts)
-    return plan
 
 
 def _make_upper(plan: Plan, parts: Parts) -> None:
@@ -135,8 +134,10 @@ def _make_overlay(plan: Plan, parts: Parts, mount: Mount, index: int) -> None:
 
 def _copy_shared(plan: Plan, parts: Parts) -> None:
     """What all sandboxes have the same. A detached copy may only be copied again where it was first taken from."""
-    plan.add("enter", HOST_MOUNTS)
     plan.add("clone_tree", _SYS, parts.sys, "")
+    if not parts.devices.nodes:
+        return
+    plan.add("enter", HOST_MOUNTS)
     for index, (_, node) in enumerate(parts.devices.nodes):
         plan.add("clone_tree", _FIRST_DEVICE + index, node, "")
     plan.add("enter", OWN_MOUNTS)
@@ -170,8 +171,8 @@ def _mount_inside(plan: Plan, parts: Parts) -> None:
     plan.add("attach", _SYS, _ROOT, "sys")
     for index, (name, _) in enumerate(parts.devices.nodes):
         plan.add("attach", _FIRST_DEVICE + index, _ROOT, f"dev/{name}")
-    devpts = ["ptmxmode=0666", "mode=0620", *(["gid=5"] if parts.owner else [])]
-    _mount_new(plan, "devpts", NOSUID | NOEXEC, devpts, "dev/pts")
+    plan.add("mount", _TERMINALS, "devpts", NOSUID | NOEXEC, ["ptmxmode=0666", "mode=0620"])
+    plan.add("attach", _TERMINALS, _ROOT, "dev/pts")
     _mount_new(plan, "mqueue", NOSUID | NODEV | NOEXEC, [], "dev/mqueue")
     plan.add("attach", _SHM, _ROOT, "dev/shm")
     plan.add("pivot", _ROOT)
@@ -185,12 +186,16 @@ def _mount_new(plan: Plan, kind: str, attributes: int, options: Sequence[str], t
 def _lock_down(plan: Plan, parts: Parts) -> None:
     accounting = parts.accounting
     plan.add("hostname", parts.hostname)
-    plan.add("write", "/proc/sys/user/max_user_namespaces", "0")
+    # 1 and not 0: where core_pattern names a program, only that keeps the host from running it as root on our crash.
+    plan.add("rlimit", _RLIMIT_CORE, 1, 1)
+    plan.add("write", NONE, "/proc/sys/user/max_user_namespaces", "0")
     first = _FIRST_JOIN + len(accounting.init_joins)
     plan.add(
         "commands",
         _COMMANDS if accounting.commands_group else NONE,
         _EVENTS if accounting.oom_events else NONE,
+        NULL_DEVICE,
+        _TERMINALS,
         parts.open_files,
         [first + index for index in range(len(accounting.command_joins))],
     )

@@ -45,6 +45,8 @@ class Flag(IntFlag):
     STDIN = 1
     TTY = 2
     MERGE_STDERR = 4
+    REPORT_PID = 8
+    """Say the pid as soon as it is known; else only the end is told, which saves a wake-up."""
 
 
 class FileOperation(IntEnum):
@@ -117,7 +119,8 @@ def _text(value: str | bytes) -> bytes:
     return _count(len(data)) + data + b"\0"
 
 
-def _list(values: Sequence[str | bytes]) -> bytes:
+def encode_list(values: Sequence[str | bytes]) -> bytes:
+    """As a request carries a list of texts."""
     return _count(len(values)) + b"".join(map(_text, values))
 
 
@@ -126,8 +129,8 @@ class Request(NamedTuple):
 
     argv: Sequence[str | bytes]
     """The program and its arguments; for a file operation its path (and second path)."""
-    env: Sequence[str]
-    """NAME=value."""
+    env: Sequence[str] | bytes
+    """NAME=value; or all of them as `encode_list` made them, for an environment that is used again and again."""
     cwd: str
     uid: int = 0
     gid: int = 0
@@ -148,7 +151,7 @@ class Request(NamedTuple):
                 *map(_int, numbers),
                 _text(self.cwd),
                 *map(_int, groups),
-                _list(self.argv),
-                _list(self.env),
+                encode_list(self.argv),
+                self.env if isinstance(self.env, bytes) else encode_list(self.env),
             )
         )

@@ -18,17 +18,18 @@ from shoal.sandbox.cgroup import Cgroups, find_hierarchies
 from shoal.sandbox.channel import Channel, Process, Receiver, Request
 from shoal.sandbox.compose import Devices, Mount, Parts, compose
 from shoal.sandbox.interface import BoxSpec
-from shoal.sandbox.janitor import Janitor
+from shoal.sandbox.mill import Limits, Mill
 from shoal.sandbox.plan import Plan
 from shoal.sandbox.seccomp import compile_filter
 from shoal.sandbox.shard import Seat, Shard
 from shoal.sandbox.slots import Slots
-from shoal.sandbox.trees import DEVICES, Trees
+from shoal.sandbox.trees import DEVICES, MountPoints, fill_sys
 from shoal.types import KiB, Layer, MiB, Profile
 
 _DEATH_SECONDS: Final = 30.0
 _TMPFS_INODE: Final = 1 * KiB
 """What an empty file on a tmpfs costs; charged to the sandbox like everything in it."""
+_SYS: Final = Layer(digest="tree:sys", source="")
 
 
 class NamespaceBox:
@@ -41,7 +42,7 @@ class NamespaceBox:
         self._layers = spec.layers
         self.upper = -1
         self.mounts: tuple[str, ...] = ()
-        self.listeners = seat.network.listeners if seat.network else ()
+        self.listeners = seat.ready.listeners if seat.ready else ()
         self.writable = 0
         self._tier = tier
         self._shard = shard
@@ -54,10 +55,11 @@ class NamespaceBox:
 
     async def launch(self, plan: Plan) -> None:
         """Carries the plan out; returns when init answers."""
+        assert self._seat.ready is not None
         ours, theirs = socket.socketpair()
         self._channel = Channel(self.id, ours, plan, self._disconnected)
         try:
-            reply = await self._shard.spawner.run(plan, [theirs.fileno()])
+            reply = await self._shard.spawner.run(plan, [theirs.fileno(), self._seat.ready.network])
         finally:
             theirs.close()
         self.upper, self._pidfd = reply.descriptors
@@ -83,16 +85,18 @@ class NamespaceBox:
             self.exited()
 
     def _end(self, reason: str) -> None:
-        if self._reason is None:
-            self._reason = reason
+        """Once; the first reason stands."""
+        if self._reason is not None:
+            return
+        self._reason = reason
         if self._pidfd >= 0 and not self._dead.done():
             # The group first: a process that is stuck in the kernel keeps init's namespace from being torn down.
-            if self._seat.group is not None:
-                self._tier.cgroups.kill(self._seat.group)
+            if self._seat.ready is not None:
+                self._tier.cgroups.kill(self._seat.ready.group)
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         if self._channel is not None:
-            self._channel.close(self._reason)
+            self._channel.close(reason)
 
     def _disconnected(self, reason: str) -> None:
         self._end(reason)
@@ -117,12 +121,10 @@ class NamespaceBox:
             return
         self._dead.set_result(None)
         self._end("init_died")
-        for descriptor in (self._pidfd, self.upper):
-            if descriptor >= 0:
-                self._tier.janitor.close_descriptor(descriptor)
+        held = [descriptor for descriptor in (self._pidfd, self.upper) if descriptor >= 0]
         self._pidfd = self.upper = -1
         self._shard.live -= 1
-        self._shard.give(self._seat)
+        self._shard.give(self._seat, *held)
         self._on_end(self.id, self._reason or "init_died")
 
 
@@ -135,11 +137,10 @@ class NamespaceTier:
         name = f"shoal-{os.getpid()}-{time.monotonic_ns() % 10**9}"
         hierarchies = find_hierarchies(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
         self.cgroups = Cgroups(hierarchies, name)
-        self.janitor = Janitor(self.cgroups)
+        self._mill = Mill(networks, self.cgroups, root=self._root)
         self.unenforced = self.cgroups.unenforced
         self._slots = Slots(run_dir / "slots") if self._root else None
-        self._trees = Trees(run_dir / "trees")
-        self._networks = networks
+        self._mount_points = MountPoints(run_dir / "trees")
         self._count = shards or min(os.cpu_count() or 1, 16)
         self._shards: list[Shard] = []
         self._devices: dict[int, Devices] = {}
@@ -150,23 +151,25 @@ class NamespaceTier:
         self._memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
     async def start(self) -> None:
-        self.janitor.start()
         self._seccomp = compile_filter()
-        sys = self._trees.sys()
-        self._sys = Layer(digest=f"tree:{sys}", source=str(sys))
+        await self._mill.start()
         for _ in range(self._count):
             shard = self._new_shard()
-            await shard.start(self.cgroups.directories)
-            self._shards.append(shard)
-            if not self._root:
-                keys = [(name, await shard.open_device(f"/dev/{name}")) for name in DEVICES]
-                self._devices[id(shard)] = Devices(tuple(keys))
+            await self._start(shard)
+
+    async def _start(self, shard: Shard) -> None:
+        await shard.start()
+        await shard.add_tree(_SYS.digest, fill_sys)
+        if not self._root:
+            keys = [(name, await shard.open_device(f"/dev/{name}")) for name in DEVICES]
+            self._devices[id(shard)] = Devices(tuple(keys))
+        self._shards.append(shard)
+        shard.refill()
 
     def _new_shard(self) -> Shard:
         return Shard(
-            networks=self._networks,
             cgroups=self.cgroups,
-            janitor=self.janitor,
+            mill=self._mill,
             slots=self._slots,
             on_exit=self._exited,
             on_lost=self._spawner_lost,
@@ -176,7 +179,7 @@ class NamespaceTier:
 
     async def create(self, spec: BoxSpec, on_end: Callable[[str, str], None]) -> NamespaceBox:
         writable = self._writable(spec.profile)  # refuses before anything is taken
-        shard = min(self._shards, key=lambda shard: shard.live)
+        shard = min(self._shards, key=lambda shard: (shard.live, -shard.ready))
         shard.live += 1
         try:
             seat = await shard.take(spec.network)
@@ -215,23 +218,24 @@ class NamespaceTier:
         return profile.disk if profile.upper == "memory" else min(profile.disk, self._memory // 2)
 
     async def _plan(self, spec: BoxSpec, shard: Shard, seat: Seat) -> Plan:
-        assert seat.network is not None
-        assert seat.group is not None
         writable = self._writable(spec.profile)
         inodes = spec.profile.inode_limit
-        self.cgroups.limit(seat.group, spec.profile, writable + inodes * _TMPFS_INODE, seat.owner)
         targets = self._targets(spec.layers)
         by_target = {target: [layer for layer in spec.layers if layer.target == target] for target in targets}
-        by_target["/"].append(self._mount_points(targets))
+        by_target["/"].append(self._points_layer(targets))
         ordered = [layer for target in targets for layer in by_target[target]]
         keys = dict(
             zip(
-                [layer.digest for layer in (*ordered, self._sys)],
-                await shard.layer_keys(seat, (*ordered, self._sys)),
+                [layer.digest for layer in (*ordered, _SYS)],
+                await shard.layer_keys(seat, (*ordered, _SYS)),
                 strict=True,
             )
         )
-        return compose(
+        shard.usual = limits = Limits(spec.profile, writable + inodes * _TMPFS_INODE)
+        plan = Plan()
+        shard.limit(plan, seat, limits)
+        compose(
+            plan,
             Parts(
                 hostname=spec.hostname,
                 owner=seat.owner,
@@ -242,22 +246,22 @@ class NamespaceTier:
                 writable=max(writable, 1 * MiB),
                 inodes=inodes,
                 open_files=spec.profile.open_files,
-                network=seat.network.key,
-                sys=keys[self._sys.digest],
+                sys=keys[_SYS.digest],
                 devices=self._devices.get(id(shard), Devices()),
                 accounting=shard.accounting(seat),
                 seccomp=self._seccomp,
-            )
+            ),
         )
+        return plan
 
     @staticmethod
     def _targets(layers: Iterable[Layer]) -> tuple[str, ...]:
         """The root first; a mount below another comes after it."""
         return tuple(sorted({"/", *(layer.target for layer in layers)}))
 
-    def _mount_points(self, targets: tuple[str, ...]) -> Layer:
+    def _points_layer(self, targets: tuple[str, ...]) -> Layer:
         if targets not in self._points:
-            path = self._trees.mount_points(targets, devices=not self._root)
+            path = self._mount_points.tree(targets, devices=not self._root)
             self._points[targets] = Layer(digest=f"tree:{path}", source=str(path))
         return self._points[targets]
 
@@ -290,14 +294,14 @@ class NamespaceTier:
 
     async def _replace_shards(self) -> None:
         shard = self._new_shard()
-        await shard.start(self.cgroups.directories)
+        await shard.start()
         self._shards.append(shard)
 
     async def close(self) -> None:
         await asyncio.gather(*(box.kill("node_closed") for box in list(self._boxes.values())), return_exceptions=True)
         for shard in self._shards:
             await shard.close()
-        self.janitor.close()
+        await self._mill.close()
         self.cgroups.close()
         if self._slots is not None:
             self._slots.close()

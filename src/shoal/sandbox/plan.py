@@ -15,8 +15,8 @@ from typing import Final
 NONE: Final = -1
 """No descriptor; for a directory, the current one."""
 KEPT: Final = 1000
-HOST_MOUNTS, OWN_MOUNTS, HOST_NETWORK, OWN_USERS = KEPT, KEPT + 1, KEPT + 2, KEPT + 3
-"""What every spawner keeps from its start: namespaces of the host's mounts, its own, the host's network, its users."""
+HOST_MOUNTS, OWN_MOUNTS, HOST_NETWORK, OWN_USERS, NULL_DEVICE = range(KEPT, KEPT + 5)
+"""What every spawner keeps from its start: the host's and its own mounts, the host's network, its users, /dev/null."""
 FIRST_FREE_KEY: Final = KEPT + 16
 
 # Name and argument types of each operation; its index is its code in init/setup.c.
@@ -32,7 +32,9 @@ OPERATIONS: Final = (
     ("enter", "i"),
     ("mkdir", "isi"),
     ("open", "iisi"),
-    ("write", "ss"),
+    ("write", "iss"),
+    ("chown", "isi"),
+    ("remove_tree", "is"),
     ("keep", "ii"),
     ("drop", "i"),
     ("send", "i"),
@@ -46,7 +48,7 @@ OPERATIONS: Final = (
     ("unshare", "i"),
     ("hostname", "s"),
     ("rlimit", "iii"),
-    ("commands", "iiin"),
+    ("commands", "iiiiin"),
     ("capabilities", "i"),
     ("seccomp", "is"),
 )

@@ -13,7 +13,7 @@ from shoal.errors import Unsupported
 _ALLOW: Final = 0x7FFF0000
 _KILL_PROCESS: Final = 0x80000000
 _ERRNO: Final = 0x00050000
-_EQ, _GT = 4, 6
+_GT, _MASKED_EQ = 6, 7
 _BAD_ARCHITECTURE, _OPTIMIZE = 2, 8
 """Attributes SCMP_FLTATR_ACT_BADARCH and SCMP_FLTATR_CTL_OPTIMIZE."""
 
@@ -49,6 +49,11 @@ _SOCKET_FAMILIES: Final = (1, 2, 10, 16)
 _NETLINK: Final = 16
 _NETLINK_PROTOCOLS: Final = (0, 4)
 """NETLINK_ROUTE and NETLINK_SOCK_DIAG."""
+
+
+def _is(argument: int, value: int) -> tuple[int, int, int, int]:
+    """Of the lower 32 bits: the kernel takes an int, and what is above it is the caller's to choose."""
+    return (argument, _MASKED_EQ, 0xFFFFFFFF, value)
 
 
 class _Comparison(ctypes.Structure):
@@ -103,9 +108,10 @@ def compile_filter() -> bytes:
         for name in names.split():
             rules.refuse(name, errno.EPERM)
     for name in _NOT_ON_INIT.split():
-        rules.refuse(name, errno.EPERM, (0, _EQ, 1, 0))
-    for name in ("setpriority", "ioprio_set"):
-        rules.refuse(name, errno.EPERM, (1, _EQ, 1, 0))
+        rules.refuse(name, errno.EPERM, _is(0, 1))
+    for name, by_user in (("setpriority", 2), ("ioprio_set", 3)):
+        rules.refuse(name, errno.EPERM, _is(1, 1))
+        rules.refuse(name, errno.EPERM, _is(0, by_user))  # init is of root's processes
     _refuse_sockets(rules)
     return rules.export()
 
@@ -113,7 +119,7 @@ def compile_filter() -> bytes:
 def _refuse_sockets(rules: _Filter) -> None:
     for call in ("socket", "socketpair"):
         _refuse_others(rules, call, errno.EAFNOSUPPORT, 0, _SOCKET_FAMILIES)
-    netlink = (0, _EQ, _NETLINK, 0)
+    netlink = _is(0, _NETLINK)
     _refuse_others(rules, "socket", errno.EPROTONOSUPPORT, 2, _NETLINK_PROTOCOLS, netlink)
 
 
@@ -122,5 +128,5 @@ def _refuse_others(
 ) -> None:
     """All values of an argument but these. One comparison for what is above them keeps the program short."""
     for value in set(range(max(kept))) - set(kept):
-        rules.refuse(call, error, *also, (argument, _EQ, value, 0))
+        rules.refuse(call, error, *also, _is(argument, value))
     rules.refuse(call, error, *also, (argument, _GT, max(kept), 0))

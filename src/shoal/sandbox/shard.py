@@ -6,34 +6,25 @@ import asyncio
 import errno
 import os
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Final
 
 from msgspec import Struct
 
 from shoal.errors import SetupFailed, ShoalError
-from shoal.sandbox.cgroup import Cgroups, Group
-from shoal.sandbox.compose import RDONLY, Accounting
-from shoal.sandbox.janitor import Janitor
+from shoal.sandbox.cgroup import Cgroups
+from shoal.sandbox.compose import NODEV, NOSUID, RDONLY, Accounting
+from shoal.sandbox.mill import Limits, Mill, Ready, keep_roots
 from shoal.sandbox.plan import FIRST_FREE_KEY, HOST_MOUNTS, NONE, OWN_MOUNTS, Plan
-from shoal.sandbox.slots import FIRST, IDS, Slots
+from shoal.sandbox.slots import IDS, Slots
 from shoal.sandbox.spawner import DESCRIPTORS_MAX, Spawner
 from shoal.types import Layer
 
+_REFILL_SECONDS: Final = 0.003
 READY: Final = 8
 """Isolated seats that a shard keeps ready."""
 _LAYERS_PER_SEAT: Final = 128
-_NETWORK_OWNER: Final = FIRST - IDS
-"""Ids of the user namespace that owns all network namespaces and that no sandbox enters."""
-
-
-class Network(Struct, frozen=True):
-    """A fresh network namespace."""
-
-    kind: str
-    key: int
-    listeners: tuple[int, ...]
 
 
 class Seat(Struct):
@@ -44,8 +35,10 @@ class Seat(Struct):
     users: int
     layers: OrderedDict[str, int]
     """Digest to the kept, id-mapped mount, the most recently used last."""
-    network: Network | None = None
-    group: Group | None = None
+    ready: Ready | None = None
+    """Its network namespace and cgroup."""
+    limits: Limits | None = None
+    """What the cgroup is set to."""
     draft: tuple[object, Plan] | None = None
     """A plan written ahead for a sandbox like the last one, and what it is for."""
 
@@ -56,49 +49,38 @@ class Shard:
     def __init__(
         self,
         *,
-        networks: Mapping[str, Plan],
         cgroups: Cgroups,
-        janitor: Janitor,
+        mill: Mill,
         slots: Slots | None,
         on_exit: Callable[[int, int], None],
         on_lost: Callable[[], None],
     ) -> None:
-        """`networks`: how a namespace of each kind is set up from inside. `slots` None: an ordinary user's node."""
+        """`slots` None: an ordinary user's node."""
         self.spawner = Spawner(on_exit, on_lost)
         self.live = 0
-        self._networks = networks
         self._cgroups = cgroups
-        self._janitor = janitor
+        self._mill = mill
         self._slots = slots
         self._keys = iter(range(FIRST_FREE_KEY, 1 << 16))
         self._free_keys: deque[int] = deque()
         self._dropped: list[int] = []
         self._bases: dict[str, int] = {}
         self._roots: dict[str, int] = {}
-        self._network_owner = NONE
         self._spare: list[Seat] = []
         self._ready: deque[Seat] = deque()
+        self.usual: Limits | None = None
+        """Those of the last sandbox; the next seats are made with them."""
         self.prepare: Callable[[Seat], Awaitable[None]] | None = None
-        """What is done with a seat so that a sandbox like the last one finds everything mapped, limited and written."""
+        """What is done with a seat so that a sandbox like the last one finds everything mapped and written."""
         self._refill: asyncio.Task[None] | None = None
         self._base_lock = asyncio.Lock()
 
-    async def start(self, cleanup: Iterable[str]) -> None:
-        await self.spawner.start(tuple(cleanup))
+    async def start(self) -> None:
+        await self.spawner.start(self._cgroups.directories)
+        self._roots = {name: self._key() for name in self._cgroups.roots()}
         plan = Plan()
-        for name, path in self._cgroups.roots().items():
-            self._roots[name] = self._key()
-            plan.add("enter", HOST_MOUNTS)
-            plan.add("open", 1, NONE, str(path), os.O_PATH | os.O_DIRECTORY)
-            plan.add("enter", OWN_MOUNTS)
-            plan.add("keep", 1, self._roots[name])
-        if self._slots is not None:
-            self._network_owner = self._key()
-            mapping = f"0 {_NETWORK_OWNER} {IDS}"
-            plan.add("userns", 0, mapping, mapping)
-            plan.add("keep", 0, self._network_owner)
+        keep_roots(plan, self._cgroups, self._roots)
         await self.spawner.run(plan)
-        self.refill()
 
     # Descriptors kept in the spawner
 
@@ -167,6 +149,7 @@ class Shard:
     async def _map_layer(self, seat: Seat, layer: Layer, *, idmap: bool) -> int:
         key = self._key()
         plan = Plan()
+        dropped = self._flush_drops(plan)
         # A detached copy may only be copied again from the mount namespace that it was first taken from.
         plan.add("enter", HOST_MOUNTS)
         plan.add("clone_tree", 0, self._bases[layer.digest], "")
@@ -175,6 +158,7 @@ class Shard:
             plan.add("idmap", 0, seat.users)
         plan.add("keep", 0, key)
         await self.spawner.run(plan)
+        self._free_keys.extend(dropped)
         return key
 
     async def share(self, layers: Iterable[Layer]) -> list[int]:
@@ -187,18 +171,43 @@ class Shard:
             found += (await self.spawner.run(plan)).descriptors
         return found
 
+    async def add_tree(self, digest: str, fill: Callable[[int], None]) -> Layer:
+        """A small tree in memory, read-only once `fill` has written it through the descriptor it is given."""
+        key = self._bases[digest] = self._key()
+        plan = Plan()
+        plan.add("mount", 0, "tmpfs", NOSUID | NODEV, ["size=8m", "mode=755"])
+        plan.add("keep", 0, key)
+        plan.add("send", 0)
+        (descriptor,) = (await self.spawner.run(plan)).descriptors
+        try:
+            root = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=descriptor)
+            try:
+                fill(root)
+            finally:
+                os.close(root)
+        finally:
+            os.close(descriptor)
+        plan = Plan()
+        plan.add("attributes", key, RDONLY, 0)
+        await self.spawner.run(plan)
+        return Layer(digest=digest, source="")
+
     async def open_device(self, path: str) -> int:
         """A device node of the host as a kept mount, for sandboxes whose layers cannot have any."""
         return await self._open_base(Layer(digest=f"device:{path}", source=path))
 
     # Seats
 
+    @property
+    def ready(self) -> int:
+        """Seats that can be taken at once."""
+        return len(self._ready)
+
     async def take(self, kind: str) -> Seat:
         """A ready seat, or one made now. `kind`: of its network."""
+        self.refill()
         if kind == "isolated" and self._ready:
-            seat = self._ready.popleft()
-            self.refill()
-            return seat
+            return self._ready.popleft()
         seat = await self._make_seat()
         await self._equip(seat, kind)
         return seat
@@ -222,34 +231,20 @@ class Shard:
 
     async def _equip(self, seat: Seat, kind: str) -> None:
         try:
-            seat.network = await self._make_network(kind)
-            seat.group = self._cgroups.create()
+            seat.ready = await self._mill.make(kind, seat.owner, self.usual)
+            seat.limits = self.usual
         except BaseException:
             self.give(seat)
             raise
 
-    async def _make_network(self, kind: str) -> Network:
-        key = self._key()
-        plan = Plan()
-        dropped = self._flush_drops(plan)
-        plan.add("netns", 0, self._network_owner, self._networks[kind].wire())
-        plan.add("keep", 0, key)
-        reply = await self.spawner.run(plan)
-        self._free_keys.extend(dropped)
-        return Network(kind, key, reply.descriptors)
+    def give(self, seat: Seat, *descriptors: int) -> None:
+        """A seat whose sandbox has ended, or never was. Its ids and layers serve again; network and cgroup never do.
 
-    def give(self, seat: Seat) -> None:
-        """A seat whose sandbox has ended, or never was. Its ids and layers serve again; network and group never do."""
-        if seat.network is not None:
-            self._drop([seat.network.key])
-            for listener in seat.network.listeners:
-                with suppress(OSError):
-                    os.close(listener)
-        if seat.group is not None:
-            self._janitor.remove_group(seat.group)
-        seat.network = seat.group = seat.draft = None
+        `descriptors`: of the sandbox, closed when it is taken apart."""
+        if seat.ready is not None:
+            self._mill.take_apart(seat.ready.group, seat.ready.network, *seat.ready.listeners, *descriptors)
+        seat.ready = seat.limits = seat.draft = None
         self._spare.append(seat)
-        self.refill()
 
     def refill(self) -> None:
         """Starts the background task that makes seats ready, unless it runs."""
@@ -257,9 +252,11 @@ class Shard:
             self._refill = asyncio.get_running_loop().create_task(self._fill())
 
     async def _fill(self) -> None:
-        """Several at once: most of making a network namespace is waiting for the kernel."""
+        """A moment later, and few at a time: whoever has just taken a seat is to have the processors first."""
+        await asyncio.sleep(_REFILL_SECONDS)
         while len(self._ready) < READY:
-            results = await asyncio.gather(*(self._prepare_one() for _ in range(4)), return_exceptions=True)
+            few = 1 if len(self._ready) > READY // 2 else 4
+            results = await asyncio.gather(*(self._prepare_one() for _ in range(few)), return_exceptions=True)
             if any(isinstance(result, BaseException) for result in results):
                 return  # whoever needs a seat next will meet the error and can say it
 
@@ -274,10 +271,16 @@ class Shard:
             raise
         self._ready.append(seat)
 
+    def limit(self, plan: Plan, seat: Seat, limits: Limits) -> None:
+        """Adds the operations that set the seat's cgroup to these limits, if it is not."""
+        if seat.limits != limits and seat.ready is not None:
+            self._cgroups.limit(plan, self._roots, seat.ready.group, limits.profile, limits.writable)
+            seat.limits = limits
+
     def accounting(self, seat: Seat) -> Accounting:
         """The seat's cgroup files, by kept descriptors."""
-        assert seat.group is not None
-        groups, group = self._cgroups, seat.group
+        assert seat.ready is not None
+        groups, group = self._cgroups, seat.ready.group
 
         def named(place: tuple[str, str] | None) -> tuple[int, str] | None:
             return (self._roots[place[0]], place[1]) if place else None
@@ -295,11 +298,8 @@ class Shard:
             self._refill.cancel()
             with suppress(asyncio.CancelledError):
                 await self._refill
-        for seat in (*self._ready, *self._spare):
-            for listener in seat.network.listeners if seat.network else ():
-                os.close(listener)
-        self._ready.clear()
-        self._spare.clear()
+        while self._ready:
+            self.give(self._ready.popleft())
         await self.spawner.close()
 
 

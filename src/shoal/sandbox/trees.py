@@ -1,4 +1,4 @@
-"""Small read-only trees that sandboxes need and no image brings: /sys, and the places where mounts go."""
+"""Small trees that sandboxes need and no image brings: /sys, and the places where mounts go."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -27,66 +27,75 @@ _SYS_FILES: Final = (
 )
 """What programs read to size themselves (libc, OpenMP, JVM, allocators). Nothing that tells one host from another."""
 _SYS_FOLDERS: Final = (
-    "block",
-    "bus",
-    "class/net",
-    "dev",
-    "devices/system",
-    "firmware",
-    "fs/cgroup",
-    "kernel",
-    "module",
-    "power",
-)
+    "block", "bus", "class/net", "dev", "devices/system", "firmware", "fs/cgroup", "kernel", "module", "power",
+)  # fmt: skip
 
 BASE_FOLDERS: Final = ("proc", "sys", "dev/pts", "dev/shm", "dev/mqueue")
 DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty")
 
 
-class Trees:
-    """A folder of such trees by content, shared by the nodes of this machine; empty again after a reboot."""
+def fill_sys(root: int, source: Path = Path("/sys")) -> None:
+    """Copies the harmless part of /sys into an empty directory, given by descriptor."""
+    for folder in _SYS_FOLDERS:
+        _make_folders(root, folder)
+    for pattern in _SYS_FILES:
+        for path in sorted(source.glob(pattern)):
+            with contextlib.suppress(OSError):
+                _write_file(root, str(path.relative_to(source)), path.read_bytes())
+
+
+class MountPoints:
+    """Trees of nothing but places for mounts, by content, shared by the nodes of this machine."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o755)
 
-    def sys(self, source: Path = Path("/sys")) -> Path:
-        """A copy of the harmless part of /sys."""
-        contents = {}
-        for pattern in _SYS_FILES:
-            for path in sorted(source.glob(pattern)):
-                with contextlib.suppress(OSError):
-                    contents[str(path.relative_to(source))] = path.read_bytes()
-        return self._publish("sys", [*_SYS_FOLDERS, *contents], lambda root: _fill(root, _SYS_FOLDERS, contents))
-
-    def mount_points(self, targets: Iterable[str], *, devices: bool) -> Path:
-        """A tree with a directory for each target, and files in /dev to bind device nodes over."""
+    def tree(self, targets: Iterable[str], *, devices: bool) -> Path:
+        """A directory for each target; with `devices` files in /dev to bind device nodes over."""
         folders = sorted({*BASE_FOLDERS, *(target.strip("/") for target in targets)} - {""})
-        contents = {f"dev/{name}": b"" for name in DEVICES} if devices else {}
-        return self._publish("points", [*folders, *contents], lambda root: _fill(root, folders, contents))
-
-    def _publish(self, name: str, key: Iterable[str], fill: Callable[[Path], None]) -> Path:
-        digest = hashlib.sha256("\0".join(key).encode()).hexdigest()[:16]
-        final = self._folder / f"{name}-{digest}"
-        if final.is_dir():
-            return final
-        aside = self._folder / f".{name}-{secrets.token_hex(8)}"
-        aside.mkdir(mode=0o755)
-        fill(aside)
-        try:
-            aside.rename(final)
-        except OSError:  # another node was first
-            shutil.rmtree(aside)
+        files = [f"dev/{name}" for name in DEVICES] if devices else []
+        digest = hashlib.sha256("\0".join([*folders, *files]).encode()).hexdigest()[:16]
+        final = self._folder / f"points-{digest}"
+        if not final.is_dir():
+            self._publish(final, folders, files)
         return final
 
+    def _publish(self, final: Path, folders: Iterable[str], files: Iterable[str]) -> None:
+        aside = self._folder / f".points-{secrets.token_hex(8)}"
+        aside.mkdir()
+        root = os.open(aside, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fchmod(root, 0o755)
+            for folder in folders:
+                _make_folders(root, folder)
+            for file in files:
+                _write_file(root, file, b"")
+            aside.rename(final)
+        except OSError:
+            shutil.rmtree(aside)
+            if not final.is_dir():  # else another node was first
+                raise
+        finally:
+            os.close(root)
 
-def _fill(root: Path, folders: Iterable[str], contents: dict[str, bytes]) -> None:
-    old = os.umask(0o022)
+
+def _make_folders(root: int, path: str) -> None:
+    """With their modes whatever our umask."""
+    parts = path.split("/")
+    for count in range(1, len(parts) + 1):
+        folder = "/".join(parts[:count])
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, dir_fd=root)
+            os.chmod(folder, 0o755, dir_fd=root)
+
+
+def _write_file(root: int, path: str, data: bytes) -> None:
+    _make_folders(root, path.rpartition("/")[0])
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, dir_fd=root)
     try:
-        for folder in folders:
-            (root / folder).mkdir(parents=True, exist_ok=True)
-        for path, data in contents.items():
-            (root / path).parent.mkdir(parents=True, exist_ok=True)
-            (root / path).write_bytes(data)
+        os.fchmod(descriptor, 0o644)
+        os.write(descriptor, data)
     finally:
-        os.umask(old)
+        os.close(descriptor)

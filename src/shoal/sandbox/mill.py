@@ -1,0 +1,133 @@
+"""Makes what sandboxes need to have ready, and takes apart what they leave: network namespaces and cgroups.
+
+A spawner of its own, so that neither ever stands in the way of a sandbox that somebody waits for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Final
+
+from msgspec import Struct
+
+from shoal.errors import PlatformError
+from shoal.sandbox.cgroup import Cgroups, Group
+from shoal.sandbox.plan import FIRST_FREE_KEY, HOST_MOUNTS, NONE, OWN_MOUNTS, Plan
+from shoal.sandbox.slots import FIRST, IDS
+from shoal.sandbox.spawner import Spawner
+from shoal.types import Profile
+
+_NETWORK_OWNER: Final = FIRST - IDS
+"""Ids of the user namespace that owns all network namespaces and that no sandbox enters."""
+_SWEEP_SECONDS: Final = 0.1
+_CLOSE_TRIES: Final = 50
+
+
+class Limits(Struct, frozen=True):
+    """What a cgroup is set to."""
+
+    profile: Profile
+    writable: int
+    """Bytes that files in memory may take on top of the profile's memory."""
+
+
+class Ready(Struct, frozen=True):
+    """A network namespace and a cgroup that nobody used before."""
+
+    network: int
+    """Descriptor of the namespace."""
+    listeners: tuple[int, ...]
+    group: Group
+
+
+class Mill:
+    """The process, and what waits to be taken apart by it."""
+
+    def __init__(self, networks: Mapping[str, Plan], cgroups: Cgroups, *, root: bool) -> None:
+        """`networks`: how a namespace of each kind is set up from inside."""
+        self._spawner = Spawner(lambda _pid, _status: None, lambda: None)
+        self._networks = networks
+        self._cgroups = cgroups
+        self._owner = FIRST_FREE_KEY if root else NONE
+        self._keys = {name: FIRST_FREE_KEY + 1 + index for index, name in enumerate(cgroups.roots())}
+        self._leftovers: deque[tuple[Group, tuple[int, ...]]] = deque()
+        self._sweeping: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self._spawner.start(self._cgroups.directories)
+        plan = Plan()
+        keep_roots(plan, self._cgroups, self._keys)
+        if self._owner != NONE:
+            mapping = f"0 {_NETWORK_OWNER} {IDS}"
+            plan.add("userns", 0, mapping, mapping)
+            plan.add("keep", 0, self._owner)
+        await self._spawner.run(plan)
+
+    async def make(self, kind: str, owner: int, limits: Limits | None) -> Ready:
+        """`owner`: the uid that is root in the sandbox. Without `limits` the cgroup has none yet."""
+        group = self._cgroups.new()
+        plan = Plan()
+        plan.add("netns", 0, self._owner, self._networks[kind].wire())
+        plan.add("send", 0)
+        self._cgroups.create(plan, self._keys, group, owner)
+        if limits is not None:
+            self._cgroups.limit(plan, self._keys, group, limits.profile, limits.writable)
+        try:
+            reply = await self._spawner.run(plan)
+        except BaseException:
+            self.take_apart(group)
+            raise
+        *listeners, network = reply.descriptors
+        return Ready(network, tuple(listeners), group)
+
+    def take_apart(self, group: Group, *descriptors: int) -> None:
+        """Of a sandbox that has ended: removes its cgroup, closes what it alone held open. Nobody waits for it."""
+        self._leftovers.append((group, descriptors))
+        if self._sweeping is None or self._sweeping.done():
+            self._sweeping = asyncio.get_running_loop().create_task(self._sweep_later())
+
+    async def _sweep_later(self) -> None:
+        while self._leftovers and self._spawner.running:
+            # Deaths come in bursts, and what has just died may take a moment to leave its cgroup.
+            await asyncio.sleep(_SWEEP_SECONDS)
+            await self._sweep()
+
+    async def _sweep(self) -> None:
+        for _ in range(len(self._leftovers)):
+            group, descriptors = self._leftovers.popleft()
+            plan = Plan()
+            self._cgroups.remove(plan, self._keys, group)
+            try:
+                # Sent along, the descriptors end with the plan: freeing a full tree's pages is the mill's work.
+                await self._spawner.run(plan, descriptors)
+            except PlatformError:
+                self._leftovers.append((group, ()))
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+
+    async def close(self) -> None:
+        """Takes apart what is left and ends the process. What a process stuck in the kernel holds stays."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._sweeping
+        for _ in range(_CLOSE_TRIES):
+            await self._sweep()
+            if not self._leftovers:
+                break
+            await asyncio.sleep(_SWEEP_SECONDS)
+        await self._spawner.close()
+
+
+def keep_roots(plan: Plan, cgroups: Cgroups, keys: Mapping[str, int]) -> None:
+    """Adds the operations by which a spawner keeps the node's cgroup directories under these keys."""
+    for name, path in cgroups.roots().items():
+        plan.add("enter", HOST_MOUNTS)
+        plan.add("open", 1, NONE, str(path), os.O_PATH | os.O_DIRECTORY)
+        plan.add("enter", OWN_MOUNTS)
+        plan.add("keep", 1, keys[name])
