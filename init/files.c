@@ -146,7 +146,7 @@ static void append(const char *path) {
 /* ---- directories ----------------------------------------------------------------------------- */
 
 static void put_entry(int at, const char *name, const char *path, const struct stat *st) {
-    char link[PATH_MAX];
+    static char link[PATH_MAX];
     ssize_t target = S_ISLNK(st->st_mode) ? readlinkat(at, name, link, sizeof link) : 0;
     if (target < 0) target = 0;
     size_t length = strlen(path);
@@ -164,22 +164,28 @@ static void put_entry(int at, const char *name, const char *path, const struct s
 
 static bool is_dot(const char *name) { return !strcmp(name, ".") || !strcmp(name, ".."); }
 
+/* The path of where the walk is, below its start. One for all levels: a sandbox can nest them deeply. */
+static char walked[PATH_MAX * 2];
+
+static bool is_gone(int error) { return error == ENOENT || error == ENOTDIR || error == ELOOP || error == EACCES; }
+
 /* An entry that vanishes while we walk is no error: the sandbox goes on living. */
-static void list(int fd, const char *below, int64_t depth) {
+static void list(int fd, size_t length, int64_t depth) {
     DIR *directory = fdopendir(fd);
     check(directory != NULL);
     for (struct dirent *entry; (entry = readdir(directory));) {
         struct stat st;
         if (is_dot(entry->d_name) || fstatat(fd, entry->d_name, &st, AT_SYMLINK_NOFOLLOW)) continue;
-        char path[PATH_MAX * 2];
-        int length = snprintf(path, sizeof path, "%s%s", below, entry->d_name);
-        if (length < 0 || (size_t)length >= sizeof path - 1) finish(ENAMETOOLONG);
-        put_entry(fd, entry->d_name, path, &st);
+        size_t name = strlen(entry->d_name);
+        if (length + name + 2 > sizeof walked) finish(ENAMETOOLONG);
+        memcpy(walked + length, entry->d_name, name + 1);
+        put_entry(fd, entry->d_name, walked, &st);
         if (!S_ISDIR(st.st_mode) || depth <= 1) continue;
         int child = openat(fd, entry->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-        if (child < 0) continue;
-        memcpy(path + length, "/", 2);
-        list(child, path, depth - 1);
+        if (child < 0 && is_gone(errno)) continue;
+        check(child >= 0);
+        memcpy(walked + length + name, "/", 2);
+        list(child, length + name + 1, depth - 1);
     }
     closedir(directory);
 }
@@ -226,7 +232,7 @@ _Noreturn void file_operation(const struct request *q) {
     case FILE_LIST: {
         int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         check(fd >= 0);
-        list(fd, "", q->number);
+        list(fd, 0, q->number);
         break;
     }
     case FILE_MKDIR: make_directory(path, (mode_t)q->number); break;

@@ -19,6 +19,8 @@
 
 /* Output is read from commands only while less than this waits for the node. */
 enum { BACKLOG_MAX = 512 << 10, COMMANDS_MAX = 4096 };
+/* Ended commands whose pipes are still held; a process inside could collect the pipes of all. */
+enum { LINGERING_MAX = 256 };
 
 struct command;
 struct source { /* what an epoll event points to */
@@ -62,8 +64,8 @@ static struct {
     struct buffer input, output;
     uint32_t sent;
     bool channel_writable_watched, stalled;
-    struct command *commands;
-    size_t count;
+    struct command *commands; /* the newest first */
+    size_t count, lingering;
 } self;
 
 /* ---- frames to the node ---------------------------------------------------------------------- */
@@ -141,7 +143,34 @@ static void forget(struct command *c) {
     while (*at != c) at = &(*at)->next;
     *at = c->next;
     self.count--;
+    if (c->told) self.lingering--;
+    free(c->pending.data);
     free(c);
+}
+
+/* The oldest whose pipes somebody still holds: whoever writes to them gets SIGPIPE from now on. */
+static void forget_oldest(void) {
+    struct command *oldest = NULL;
+    for (struct command *c = self.commands; c; c = c->next)
+        if (c->told) oldest = c;
+    for (int i = 0; i < 2; i++) close_stream(&oldest->out[i]);
+    forget(oldest);
+}
+
+static void send_exit(const struct command *c) {
+    uint8_t payload[32];
+    put_u32(payload, (uint32_t)c->status);
+    put_u32(payload + 4, oom_kills(&self.in) - c->oom_before);
+    put_u64(payload + 8, c->duration);
+    put_u64(payload + 16, c->cpu);
+    put_u64(payload + 24, (uint64_t)c->usage.ru_maxrss * 1024);
+    send_frame(FRAME_EXIT, c->id, payload, sizeof payload);
+}
+
+static void mark_told(struct command *c) {
+    c->told = true;
+    self.lingering++;
+    cgroup_release(&c->child);
 }
 
 /* Tells the node once the command is dead and what it had written is on its way. Background children may hold the pipes
@@ -149,24 +178,16 @@ static void forget(struct command *c) {
 static void conclude(struct command *c) {
     if (!c->ended) return;
     if (!c->told && c->refused) {
-        send_pair(FRAME_REFUSED, c->id, (uint32_t)c->refused, c->refused_step);
-        c->told = true;
-        cgroup_release(&c->child);
         for (int i = 0; i < 2; i++) close_stream(&c->out[i]);
-    }
-    if (!c->told && drained(&c->out[0]) && drained(&c->out[1])) {
-        uint8_t payload[32];
-        put_u32(payload, (uint32_t)c->status);
-        put_u32(payload + 4, oom_kills(&self.in) - c->oom_before);
-        put_u64(payload + 8, c->duration);
-        put_u64(payload + 16, c->cpu);
-        put_u64(payload + 24, (uint64_t)c->usage.ru_maxrss * 1024);
-        send_frame(FRAME_EXIT, c->id, payload, sizeof payload);
-        c->told = true;
-        cgroup_release(&c->child);
+        send_pair(FRAME_REFUSED, c->id, (uint32_t)c->refused, c->refused_step);
+        mark_told(c);
+    } else if (!c->told && drained(&c->out[0]) && drained(&c->out[1])) {
+        send_exit(c);
+        mark_told(c);
         for (int i = 0; i < 2; i++) watch_stream(&c->out[i], true);
     }
     if (c->told && c->out[0].fd < 0 && c->out[1].fd < 0) forget(c);
+    else if (self.lingering > LINGERING_MAX) forget_oldest();
 }
 
 static void discard(struct stream *s) {
@@ -221,11 +242,21 @@ static void drain(struct command *c) {
 static void resume_streams(void) {
     if (!self.stalled || buffer_length(&self.output) > BACKLOG_MAX / 2) return;
     self.stalled = false;
-    for (struct command *c = self.commands; c; c = c->next)
+    for (struct command *c = self.commands, *next; c; c = next) {
+        next = c->next;
         for (int i = 0; i < 2; i++) watch_stream(&c->out[i], c->out[i].credit > 0 || c->told);
+        /* What was in the pipe may be gone by now, and then nothing would ever wake us for it. */
+        if (c->ended && !c->told) drain(c);
+    }
 }
 
 /* ---- a command's input ----------------------------------------------------------------------- */
+
+static void send_taken(const struct command *c, size_t length) {
+    uint8_t count[4];
+    put_u32(count, (uint32_t)length);
+    send_frame(FRAME_TAKEN, c->id, count, sizeof count);
+}
 
 static void feed(struct command *c) {
     size_t taken = 0;
@@ -241,11 +272,7 @@ static void feed(struct command *c) {
         buffer_consume(&c->pending, (size_t)done);
         taken += (size_t)done;
     }
-    if (taken) {
-        uint8_t count[4];
-        put_u32(count, (uint32_t)taken);
-        send_frame(FRAME_TAKEN, c->id, count, sizeof count);
-    }
+    if (taken) send_taken(c, taken);
     if (c->child.in < 0) return;
     bool waiting = buffer_length(&c->pending) > 0;
     if (!waiting && c->close_input) {
@@ -307,6 +334,10 @@ static void learn_start(struct command *c) {
 }
 
 static void take_input(struct command *c, const uint8_t *payload, size_t length) {
+    if (c->child.in < 0) { /* it closed its stdin */
+        if (length) send_taken(c, length);
+        return;
+    }
     if (!length) c->close_input = true;
     if (length) {
         memcpy(buffer_reserve(&c->pending, length), payload, length);
@@ -468,7 +499,7 @@ static void keep_only(struct inside *in) {
     int *wanted[5 + 8] = {&in->channel, &in->commands_dir, &in->oom_events, &in->null, &in->terminals};
     size_t count = 5;
     for (size_t i = 0; i < in->join_count; i++) wanted[count++] = &in->join[i];
-    enum { ASIDE = 4000 }; /* above anything we keep, below any sensible limit */
+    enum { ASIDE = 64 }; /* above those that we end with */
     for (size_t i = 0; i < count; i++)
         if (*wanted[i] >= 0) *wanted[i] = fcntl(*wanted[i], F_DUPFD_CLOEXEC, ASIDE);
     int next = 0;

@@ -1,4 +1,4 @@
-/* A vfork that can also place the child in a cgroup and return a pidfd.
+/* A vfork that can also share the descriptor table.
  *
  * The child runs on our stack and in our memory until it execs or exits, and we stand still meanwhile. The system
  * call must be inline: had it a frame of its own, the child would return through it and overwrite what we return
@@ -30,17 +30,10 @@ static inline __attribute__((always_inline)) long raw_clone3(struct clone_args *
     return result;
 }
 
-/* cgroup: a directory descriptor, or -1 for ours. In the child 0, in the parent a pid or -1 and errno. */
-static inline __attribute__((always_inline)) pid_t raw_vfork(uint64_t flags, int cgroup, int *pidfd) {
+/* In the child 0, in the parent a pid or -1 and errno. What the child does must be in a function of its own that does not
+ * return: the compiler does not know that we come back twice, and would share our stack slots with its variables. */
+static inline __attribute__((always_inline)) pid_t raw_vfork(uint64_t flags) {
     struct clone_args args = {.flags = flags | CLONE_VM | CLONE_VFORK, .exit_signal = SIGCHLD};
-    if (cgroup >= 0) {
-        args.flags |= CLONE_INTO_CGROUP;
-        args.cgroup = (uint64_t)cgroup;
-    }
-    if (pidfd) {
-        args.flags |= CLONE_PIDFD;
-        args.pidfd = (uint64_t)(uintptr_t)pidfd;
-    }
     long result = raw_clone3(&args);
     if (result >= 0) return (pid_t)result;
     errno = (int)-result;

@@ -322,32 +322,36 @@ static int op_userns(struct setup *s) {
     return error;
 }
 
+struct netns {
+    struct setup *setup;
+    int64_t out;
+    int owner, error;
+};
+
+_Noreturn static __attribute__((noinline)) void make_netns(struct netns *n) {
+    if (n->owner != AT_FDCWD && setns(n->owner, CLONE_NEWUSER)) n->error = fail(n->setup, errno, "setns");
+    else if (unshare(CLONE_NEWNET)) n->error = fail(n->setup, errno, "unshare");
+    else n->error = store_fd(n->setup, n->out, open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC));
+    if (!n->error) n->error = setup_run(n->setup);
+    _exit(0);
+}
+
 /* A network namespace owned by a user namespace that no sandbox enters. The nested plan sets it up from inside, in
  * a child that shares memory and descriptors with us, so that what it opens and reports is simply here. */
 static int op_netns(struct setup *s) {
-    int64_t out = read_int(&s->plan);
-    int owner = read_fd(s);
+    struct netns n = {.setup = s, .out = read_int(&s->plan), .owner = read_fd(s)};
     size_t length;
-    const char *nested = read_bytes(&s->plan, &length);
+    const uint8_t *nested = (const uint8_t *)read_bytes(&s->plan, &length);
     if (s->plan.bad) return EBADMSG;
     struct reader rest = s->plan;
-    volatile int error = 0;
-    pid_t pid = raw_vfork(CLONE_FILES, -1, NULL);
-    if (pid < 0) return errno;
-    if (pid == 0) {
-        if (owner != AT_FDCWD && setns(owner, CLONE_NEWUSER)) error = fail(s, errno, "setns");
-        else if (unshare(CLONE_NEWNET)) error = fail(s, errno, "unshare");
-        else {
-            s->plan = (struct reader){(const uint8_t *)nested, (const uint8_t *)nested + length, false};
-            error = store_fd(s, out, open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC));
-            unsigned outer = s->step;
-            if (!error) error = setup_run(s);
-            s->step = outer;
-        }
-        _exit(0);
-    }
-    waitpid(pid, NULL, 0);
+    unsigned step = s->step;
+    s->plan = (struct reader){nested, nested + length, false};
+    pid_t pid = raw_vfork(CLONE_FILES);
+    if (pid == 0) make_netns(&n);
+    int error = pid < 0 ? errno : n.error;
+    if (pid > 0) waitpid(pid, NULL, 0);
     s->plan = rest;
+    s->step = step;
     return error;
 }
 
@@ -411,7 +415,7 @@ static int op_clone(struct setup *s) {
     const char *uids = read_text(&s->plan), *gids = read_text(&s->plan);
     int network = read_fd(s), home = read_fd(s);
     int channel = read_fd(s), cgroup = read_fd(s);
-    if (s->plan.bad) return EBADMSG;
+    if (s->plan.bad || s->reply_count == REPLY_FDS_MAX) return EBADMSG;
     int sync[2], pidfd = -1;
     if (pipe2(sync, O_CLOEXEC)) return errno;
     if (network != AT_FDCWD && setns(network, CLONE_NEWNET)) {

@@ -64,6 +64,7 @@ static bool group_empty(const struct cgroup_slot *g) {
 
 static struct cgroup_slot *make_group(int parent) {
     static unsigned next;
+    errno = EAGAIN;
     if (group_total == GROUPS_MAX) return NULL;
     char name[16];
     snprintf(name, sizeof name, "%u", next);
@@ -269,7 +270,7 @@ static int become(const struct inside *in, const struct request *q, const struct
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     *step = STEP_IDENTITY;
-    if (in->open_files) {
+    if (in->open_files && q->operation <= 0) { /* file operations are ours, and one at a time */
         struct rlimit files = {in->open_files, in->open_files};
         if (setrlimit(RLIMIT_NOFILE, &files)) return errno;
     }
@@ -336,9 +337,8 @@ int spawn(const struct inside *in, const struct request *q, struct child *c, enu
     *step = STEP_PIPES;
     int error = open_pipes(in, q, c, &theirs) ? errno : 0;
     if (!error && in->commands_dir >= 0) {
-        errno = 0;
         c->group = take_group(in->commands_dir);
-        if (!c->group) error = errno ? errno : EAGAIN;
+        if (!c->group) error = errno;
         else c->group->cpu_before = cpu_total(c->group);
     }
     if (!error) {

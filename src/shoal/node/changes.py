@@ -17,6 +17,8 @@ from shoal.types import Change
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DEPTH_MAX: Final = 200
 """Each level takes frames of this interpreter and a descriptor of the node for every layer."""
+_PATHS_MAX: Final = 64 << 20
+"""A million long names at the bottom of 200 long folders would be 50 GB of text."""
 _OPAQUE: Final = "user.overlay.opaque"
 
 
@@ -27,11 +29,15 @@ def list_changes(upper: int, mounts: Sequence[str], lowers: Sequence[Sequence[in
     descriptors that stay the caller's.
     """
     found: list[Change] = []
+    room = _PATHS_MAX
     for index, target in enumerate(mounts):
         with ExitStack() as stack, suppress(FileNotFoundError):
             below = [_open(stack, ".", layer) for layer in lowers[index]]
             top = _open(stack, f"up{index}", upper)
-            found.extend(_walk(top, below, target.rstrip("/"), _DEPTH_MAX))
+            for change in _walk(top, below, target.rstrip("/"), _DEPTH_MAX):
+                found.append(change)
+                if (room := room - len(change.path)) < 0:
+                    raise LimitExceeded("characters in the paths of what changed", _PATHS_MAX)
     return sorted(found)
 
 
@@ -45,10 +51,10 @@ def _walk(top: int, below: Sequence[int], path: str, depth: int) -> Iterator[Cha
     """`below`: the same directory in the layers that have it and are not hidden."""
     if not depth:
         raise LimitExceeded(f"levels of directories at {path[:200]}", _DEPTH_MAX)
-    names = set(os.listdir(top))
-    for name in sorted(names):
-        with suppress(FileNotFoundError):  # the sandbox goes on living
-            yield from _compare(top, below, name, f"{path}/{name}", depth)
+    with os.scandir(top) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError, NotADirectoryError):  # the sandbox goes on living
+                yield from _compare(top, below, entry.name, f"{path}/{entry.name}", depth)
 
 
 def _compare(top: int, below: Sequence[int], name: str, path: str, depth: int) -> Iterator[Change]:

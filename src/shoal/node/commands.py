@@ -18,6 +18,8 @@ from shoal.types import Limit, Result, Verdict
 
 _MARK_ROOM: Final = 64
 _STREAM_CHUNKS: Final = 64
+_JOIN_MAX: Final = 2048
+_SECONDS_MAX: Final = 1e9
 
 
 class Kept:
@@ -27,8 +29,7 @@ class Kept:
         self.total = 0
         self._limit = limit
         self._head = bytearray()
-        self._tail: deque[bytes] = deque()
-        self._tail_size = 0
+        self._tail = bytearray()
         self._head_room = limit // 2
 
     @property
@@ -40,20 +41,17 @@ class Kept:
         if room := self._head_room - len(self._head):
             self._head += data[:room]
             data = data[room:]
-        if not data:
-            return
-        self._tail.append(data)
-        self._tail_size += len(data)
+        # One buffer and no list of pieces: a command that writes byte by byte must not cost fifty times its limit.
+        self._tail += data
         most = self._limit - self._head_room
-        while self._tail and self._tail_size - len(self._tail[0]) >= most:
-            self._tail_size -= len(self._tail.popleft())
+        if len(self._tail) > 2 * most:
+            del self._tail[:-most]
 
     def value(self) -> bytes:
-        tail = b"".join(self._tail)
         if not self.truncated:
-            return bytes(self._head) + tail
+            return bytes(self._head + self._tail)
         room = max(self._limit - self._head_room - _MARK_ROOM, 0)
-        tail = tail[len(tail) - room :] if room else b""
+        tail = bytes(self._tail[len(self._tail) - room :]) if room else b""
         missing = self.total - len(self._head) - len(tail)
         mark = f"\n[... {missing} bytes left out ...]\n".encode()
         return (bytes(self._head) + mark + tail)[: self._limit]
@@ -93,8 +91,15 @@ class Command:
         self._last_output = time.monotonic()
         self._kept[stream - 1].add(data)
         if self._streamed:
-            self._chunks.append(Output(stream, data))
+            self._queue(stream, data)
             self._arrived.set()
+
+    def _queue(self, stream: int, data: bytes) -> None:
+        """Joins small pieces: the channel's window counts bytes, and a million pieces of one byte are 100 MB."""
+        if self._chunks and (last := self._chunks[-1]).stream == stream and len(last.data) + len(data) <= _JOIN_MAX:
+            self._chunks[-1] = Output(stream, last.data + data)
+        else:
+            self._chunks.append(Output(stream, data))
 
     def _finished(self, _: object) -> None:
         for clock in self._clocks:
@@ -178,19 +183,23 @@ def check(request: CommandRequest) -> None:
     """InvalidRequest with the field, for what can be known before it is started."""
     if not request.cmd:
         raise InvalidRequest("cmd", "is empty")
-    if isinstance(request.cmd, str) and "\0" in request.cmd:
-        raise InvalidRequest("cmd", "has a NUL byte, which no program can be given")
-    if not isinstance(request.cmd, str):
-        for part in request.cmd:
-            if not isinstance(part, str) or "\0" in part:
-                raise InvalidRequest("cmd", f"a list holds texts without NUL bytes, not {part!r}")
+    for part in [request.cmd] if isinstance(request.cmd, str) else request.cmd:
+        if not _is_argument(part):
+            raise InvalidRequest("cmd", f"takes text without NUL bytes, or a list of such, not {part!r}")
     for field in ("timeout", "silence"):
-        value = getattr(request, field)
-        if value is not None and value <= 0:
-            raise InvalidRequest(field, f"takes seconds above 0, not {value!r}")
+        check_seconds(field, getattr(request, field))
     if request.output_limit < 1024:
         raise InvalidRequest("output_limit", "takes 1024 bytes or more")
+    if request.cwd is not None and not _is_argument(request.cwd):
+        raise InvalidRequest("cwd", f"takes text without NUL bytes, not {request.cwd!r}")
     check_env(request.env)
+
+
+def check_seconds(field: str, value: object) -> None:
+    """InvalidRequest unless it is a time that a clock can be set to, or None."""
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < _SECONDS_MAX
+    if value is not None and not good:
+        raise InvalidRequest(field, f"takes seconds above 0, or None for no limit, not {value!r}")
 
 
 def check_env(env: object) -> None:
@@ -198,7 +207,18 @@ def check_env(env: object) -> None:
     if not hasattr(env, "items"):
         raise InvalidRequest("env", f"maps names to texts; {env!r} does not")
     for name, value in env.items():
-        if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+        if not _is_argument(name) or not name or "=" in name:
             raise InvalidRequest("env", f"{name!r} is no name of a variable")
-        if not isinstance(value, str) or "\0" in value:
+        if not _is_argument(value):
             raise InvalidRequest("env", f"the value of {name} is text without NUL bytes, not {value!r}")
+
+
+def _is_argument(value: object) -> bool:
+    """Text that has bytes; the surrogates of `os.fsdecode` stand for those that are not UTF-8."""
+    if not isinstance(value, str) or "\0" in value:
+        return False
+    try:
+        value.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -20,8 +20,8 @@ from shoal.image.interpreter import Interpreters
 from shoal.image.store import Store
 from shoal.network.index import PackageIndex, read_package_index
 from shoal.node import changes
-from shoal.node.commands import check_env
-from shoal.node.files import Files
+from shoal.node.commands import check_env, check_seconds
+from shoal.node.files import READ_MAX, Files
 from shoal.node.interface import CommandRequest, CreateRequest, Output
 from shoal.node.networks import network_plans, sandbox_network
 from shoal.node.sandboxes import Sandbox
@@ -217,8 +217,8 @@ class LocalNode:
         holder = self._find(sandbox)
         return holder.files(await holder.account(user))
 
-    async def read_file(self, sandbox: str, path: str, user: str | int | None = None) -> bytes:
-        return await (await self._files(sandbox, user)).read(path)
+    async def read_file(self, sandbox: str, path: str, user: str | int | None = None, limit: int = READ_MAX) -> bytes:
+        return await (await self._files(sandbox, user)).read(path, limit)
 
     async def stream_file(self, sandbox: str, path: str, user: str | int | None = None) -> AsyncIterator[bytes]:
         async for piece in (await self._files(sandbox, user)).stream(path):
@@ -302,8 +302,7 @@ def _check(request: CreateRequest) -> None:
         raise Unsupported(f"tier {request.tier!r}: this version has 'namespace'")
     if not request.cwd.startswith("/"):
         raise InvalidRequest("cwd", f"takes an absolute path, not {request.cwd!r}")
-    if request.ttl is not None and request.ttl <= 0:
-        raise InvalidRequest("ttl", f"takes seconds above 0 or None, not {request.ttl!r}")
+    check_seconds("ttl", request.ttl)
     check_env(request.env)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from shoal.errors import CommandFailed, LimitExceeded, SandboxGone, ShoalError
+from shoal.errors import CommandFailed, Interrupted, LimitExceeded, SandboxGone, ShoalError
 from shoal.rollouts.agents import NamedAgent
 from shoal.rollouts.box import Box
 from shoal.rollouts.changes import collect_changes
@@ -122,7 +122,7 @@ def blame(record: Rollout, error: Exception) -> None:
 
 def verdict_of(error: Exception) -> Verdict:
     """Whose fault it is. An init that died unasked was brought down from inside; nothing else reaches it."""
-    if isinstance(error, LimitExceeded):
+    if isinstance(error, (Interrupted, LimitExceeded)):
         return "policy_limit"
     if isinstance(error, SandboxGone):
         return "policy_limit" if error.reason == "init_died" else "platform_lost"

@@ -23,6 +23,8 @@ _NEWNS, _NEWCGROUP, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID = (
 )
 _NAMESPACES: Final = _NEWNS | _NEWUTS | _NEWIPC | _NEWUSER | _NEWPID
 _RLIMIT_CORE: Final = 4
+_TERMINALS_MAX: Final = 64
+"""Terminals are an account of the whole machine (kernel.pty.max)."""
 _DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY
 
 _CAPABILITIES: Final = {
@@ -171,7 +173,7 @@ def _mount_inside(plan: Plan, parts: Parts) -> None:
     plan.add("attach", _SYS, _ROOT, "sys")
     for index, (name, _) in enumerate(parts.devices.nodes):
         plan.add("attach", _FIRST_DEVICE + index, _ROOT, f"dev/{name}")
-    plan.add("mount", _TERMINALS, "devpts", NOSUID | NOEXEC, ["ptmxmode=0666", "mode=0620"])
+    plan.add("mount", _TERMINALS, "devpts", NOSUID | NOEXEC, ["ptmxmode=0666", "mode=0620", f"max={_TERMINALS_MAX}"])
     plan.add("attach", _TERMINALS, _ROOT, "dev/pts")
     _mount_new(plan, "mqueue", NOSUID | NODEV | NOEXEC, [], "dev/mqueue")
     plan.add("attach", _SHM, _ROOT, "dev/shm")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -18,7 +18,7 @@ from shoal.errors import PlatformError
 from shoal.sandbox.cgroup import Cgroups, Group
 from shoal.sandbox.plan import FIRST_FREE_KEY, HOST_MOUNTS, NONE, OWN_MOUNTS, Plan
 from shoal.sandbox.slots import FIRST, IDS
-from shoal.sandbox.spawner import Spawner
+from shoal.sandbox.spawner import Reply, Spawner
 from shoal.types import Profile
 
 _NETWORK_OWNER: Final = FIRST - IDS
@@ -49,7 +49,9 @@ class Mill:
 
     def __init__(self, networks: Mapping[str, Plan], cgroups: Cgroups, *, root: bool) -> None:
         """`networks`: how a namespace of each kind is set up from inside."""
-        self._spawner = Spawner(lambda _pid, _status: None, lambda: None)
+        self._spawner = _new_spawner()
+        self._starting = asyncio.Lock()
+        self._closed = False
         self._networks = networks
         self._cgroups = cgroups
         self._owner = FIRST_FREE_KEY if root else NONE
@@ -58,6 +60,8 @@ class Mill:
         self._sweeping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
+        """Starts the process; also in place of one that died."""
+        self._spawner = _new_spawner()
         await self._spawner.start(self._cgroups.directories)
         plan = Plan()
         keep_roots(plan, self._cgroups, self._keys)
@@ -66,6 +70,12 @@ class Mill:
             plan.add("userns", 0, mapping, mapping)
             plan.add("keep", 0, self._owner)
         await self._spawner.run(plan)
+
+    async def _run(self, plan: Plan, descriptors: Sequence[int] = ()) -> Reply:
+        async with self._starting:
+            if not self._spawner.running and not self._closed:
+                await self.start()
+        return await self._spawner.run(plan, descriptors)
 
     async def make(self, kind: str, owner: int, limits: Limits | None) -> Ready:
         """`owner`: the uid that is root in the sandbox. Without `limits` the cgroup has none yet."""
@@ -77,7 +87,7 @@ class Mill:
         if limits is not None:
             self._cgroups.limit(plan, self._keys, group, limits.profile, limits.writable)
         try:
-            reply = await self._spawner.run(plan)
+            reply = await self._run(plan)
         except BaseException:
             self.take_apart(group)
             raise
@@ -91,7 +101,7 @@ class Mill:
             self._sweeping = asyncio.get_running_loop().create_task(self._sweep_later())
 
     async def _sweep_later(self) -> None:
-        while self._leftovers and self._spawner.running:
+        while self._leftovers and not self._closed:
             # Deaths come in bursts, and what has just died may take a moment to leave its cgroup.
             await asyncio.sleep(_SWEEP_SECONDS)
             await self._sweep()
@@ -103,7 +113,7 @@ class Mill:
             self._cgroups.remove(plan, self._keys, group)
             try:
                 # Sent along, the descriptors end with the plan: freeing a full tree's pages is the mill's work.
-                await self._spawner.run(plan, descriptors)
+                await self._run(plan, descriptors)
             except PlatformError:
                 self._leftovers.append((group, ()))
             finally:
@@ -121,7 +131,12 @@ class Mill:
             if not self._leftovers:
                 break
             await asyncio.sleep(_SWEEP_SECONDS)
+        self._closed = True
         await self._spawner.close()
+
+
+def _new_spawner() -> Spawner:
+    return Spawner(on_exit=lambda _pid, _status: None, on_lost=lambda: None)
 
 
 def keep_roots(plan: Plan, cgroups: Cgroups, keys: Mapping[str, int]) -> None:

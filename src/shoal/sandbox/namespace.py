@@ -7,17 +7,17 @@ import functools
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from shoal.errors import InvalidRequest, SandboxGone, Unsupported
+from shoal.errors import InvalidRequest, PlatformError, SandboxGone, Unsupported
 from shoal.sandbox.cgroup import Cgroups, find_hierarchies
 from shoal.sandbox.channel import Channel, Process, Receiver, Request
 from shoal.sandbox.compose import Devices, Mount, Parts, compose
 from shoal.sandbox.interface import BoxSpec
+from shoal.sandbox.leftovers import claim, sweep
 from shoal.sandbox.mill import Limits, Mill
 from shoal.sandbox.plan import Plan
 from shoal.sandbox.seccomp import compile_filter
@@ -134,8 +134,9 @@ class NamespaceTier:
     def __init__(self, run_dir: Path, networks: Mapping[str, Plan], *, shards: int | None = None) -> None:
         """`networks`: set-up of a network namespace by kind, as a nested plan."""
         self._root = os.geteuid() == 0
-        name = f"shoal-{os.getpid()}-{time.monotonic_ns() % 10**9}"
         hierarchies = find_hierarchies(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
+        sweep(hierarchies, run_dir)
+        name, self._claim = claim(run_dir)
         self.cgroups = Cgroups(hierarchies, name)
         self._mill = Mill(networks, self.cgroups, root=self._root)
         self.unenforced = self.cgroups.unenforced
@@ -144,6 +145,7 @@ class NamespaceTier:
         self._count = shards or min(os.cpu_count() or 1, 16)
         self._shards: list[Shard] = []
         self._devices: dict[int, Devices] = {}
+        self._replacing: asyncio.Task[None] | None = None
         self._boxes: dict[int, NamespaceBox] = {}
         self._early_exits: set[int] = set()
         self._seccomp = b""
@@ -178,8 +180,16 @@ class NamespaceTier:
     # Making
 
     async def create(self, spec: BoxSpec, on_end: Callable[[str, str], None]) -> NamespaceBox:
+        try:
+            return await self._create(spec, on_end)
+        except PlatformError:
+            if all(shard.spawner.running for shard in self._shards) and self._shards:
+                raise
+        return await self._create(spec, on_end)  # a spawner died under it, before anything of the caller's ran
+
+    async def _create(self, spec: BoxSpec, on_end: Callable[[str, str], None]) -> NamespaceBox:
         writable = self._writable(spec.profile)  # refuses before anything is taken
-        shard = min(self._shards, key=lambda shard: (shard.live, -shard.ready))
+        shard = await self._choose()
         shard.live += 1
         try:
             seat = await shard.take(spec.network)
@@ -282,20 +292,26 @@ class NamespaceTier:
             self._early_exits.add(pid)
 
     def _spawner_lost(self) -> None:
-        """Without it no death is reported any more. Its sandboxes are ended and said to be lost."""
+        """Without it no death is reported. Its sandboxes are ended and said to be lost; another takes its place."""
         for shard in [shard for shard in self._shards if not shard.spawner.running]:
             self._shards.remove(shard)
             for pid, box in list(self._boxes.items()):
                 if box.belongs_to(shard):
                     del self._boxes[pid]
                     box.lost()
-        if not self._shards:
-            asyncio.get_running_loop().create_task(self._replace_shards())
+            self._replacing = asyncio.get_running_loop().create_task(self._replace(shard))
 
-    async def _replace_shards(self) -> None:
-        shard = self._new_shard()
-        await shard.start()
-        self._shards.append(shard)
+    async def _replace(self, lost: Shard) -> None:
+        await lost.abandon()
+        await self._start(self._new_shard())
+
+    async def _choose(self) -> Shard:
+        """The one with the fewest sandboxes; of equals the one with more seats ready."""
+        while not self._shards:
+            if self._replacing is None:
+                raise PlatformError("this node has no spawner: it was closed, or none could be started")
+            await asyncio.shield(self._replacing)
+        return min(self._shards, key=lambda shard: (shard.live, -shard.ready))
 
     async def close(self) -> None:
         await asyncio.gather(*(box.kill("node_closed") for box in list(self._boxes.values())), return_exceptions=True)
@@ -303,6 +319,7 @@ class NamespaceTier:
             await shard.close()
         await self._mill.close()
         self.cgroups.close()
+        self._claim.release()
         if self._slots is not None:
             self._slots.close()
 

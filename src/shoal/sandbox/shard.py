@@ -244,7 +244,10 @@ class Shard:
         if seat.ready is not None:
             self._mill.take_apart(seat.ready.group, seat.ready.network, *seat.ready.listeners, *descriptors)
         seat.ready = seat.limits = seat.draft = None
-        self._spare.append(seat)
+        if self.spawner.running:
+            self._spare.append(seat)
+        elif self._slots is not None:
+            self._slots.give(seat.owner)  # its namespace and mounts went with the spawner
 
     def refill(self) -> None:
         """Starts the background task that makes seats ready, unless it runs."""
@@ -293,11 +296,25 @@ class Shard:
             oom_events=named(groups.oom_events(group)),
         )
 
-    async def close(self) -> None:
+    async def abandon(self) -> None:
+        """After the death of its spawner: ids that no sandbox has are free again. Those of live ones stay taken."""
+        await self._stop_refill()
+        for seat in (*self._ready, *self._spare):
+            if seat.ready is not None:
+                self._mill.take_apart(seat.ready.group, seat.ready.network, *seat.ready.listeners)
+            if self._slots is not None:
+                self._slots.give(seat.owner)
+        self._ready.clear()
+        self._spare.clear()
+
+    async def _stop_refill(self) -> None:
         if self._refill is not None:
             self._refill.cancel()
             with suppress(asyncio.CancelledError):
                 await self._refill
+
+    async def close(self) -> None:
+        await self._stop_refill()
         while self._ready:
             self.give(self._ready.popleft())
         await self.spawner.close()

@@ -43,10 +43,11 @@ async def close_stream(stream: AsyncIterator[bytes]) -> None:
         await aclose()
 
 
-def to_bytes(data: str | bytes) -> bytes:
+def to_bytes(data: str | bytes, field: str = "data") -> bytes:
     """Text as UTF-8."""
-    if isinstance(data, str):
-        return data.encode()
-    if not isinstance(data, (bytes, bytearray, memoryview)):
-        raise InvalidRequest("data", f"takes text or bytes, not {type(data).__name__}")
-    return bytes(data)
+    if not isinstance(data, (str, bytes, bytearray, memoryview)):
+        raise InvalidRequest(field, f"takes text or bytes, not {type(data).__name__}")
+    try:
+        return data.encode() if isinstance(data, str) else bytes(data)
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(field, f"cannot be UTF-8: {error}") from None

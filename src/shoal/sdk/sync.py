@@ -58,7 +58,7 @@ class Command:
 
     def send_stdin(self, data: str | bytes) -> None:
         """Waits while the command does not read."""
-        call(self._node.send_stdin(self._sandbox, self.id, data.encode() if isinstance(data, str) else data))
+        call(self._node.send_stdin(self._sandbox, self.id, to_bytes(data)))
 
     def close_stdin(self) -> None:
         call(self._node.close_stdin(self._sandbox, self.id))
@@ -147,7 +147,7 @@ class Commands:
             timeout=timeout,
             silence=silence,
             output_limit=parse_size(output_limit, "output_limit"),
-            stdin=stdin.encode() if isinstance(stdin, str) else stdin,
+            stdin=None if stdin is None else to_bytes(stdin, "stdin"),
             feed=background and stdin is None,
             changes=changes,
         )
@@ -187,19 +187,23 @@ class Files:
         self._sandbox = sandbox
 
     @overload
-    def read(self, path: str, format: Literal["text"] = "text") -> str: ...
+    def read(self, path: str, format: Literal["text"] = "text", *, limit: int | str = ...) -> str: ...
     @overload
-    def read(self, path: str, format: Literal["bytes"]) -> bytes: ...
+    def read(self, path: str, format: Literal["bytes"], *, limit: int | str = ...) -> bytes: ...
     @overload
     def read(self, path: str, format: Literal["stream"]) -> Iterator[bytes]: ...
 
-    def read(self, path: str, format: Literal["text", "bytes", "stream"] = "text") -> str | bytes | Iterator[bytes]:
-        """A regular file. Text is UTF-8; what is not becomes U+FFFD. A stream holds little at a time."""
+    def read(
+        self, path: str, format: Literal["text", "bytes", "stream"] = "text", *, limit: int | str = "512MiB"
+    ) -> str | bytes | Iterator[bytes]:
+        """A regular file. Text is UTF-8; what is not becomes U+FFFD. A stream holds little at a time and has no limit.
+
+        LimitExceeded if there are more than `limit` bytes: a file's size is the sandbox's choice."""
         if format == "stream":
             return self._pieces(path)
         if format not in ("text", "bytes"):
             raise InvalidRequest("format", f"takes 'text', 'bytes' or 'stream', not {format!r}")
-        data = call(self._node.read_file(self._sandbox, path))
+        data = call(self._node.read_file(self._sandbox, path, limit=parse_size(limit, "limit")))
         return data if format == "bytes" else data.decode("utf-8", "replace")
 
     def _pieces(self, path: str) -> Iterator[bytes]:
@@ -254,9 +258,11 @@ class Files:
         """A file or a tree of this machine, with modes and links as they are, to the path `remote`."""
         call(upload(self._node, self._sandbox, Path(local), remote))
 
-    def download(self, remote: str, local: str | os.PathLike[str]) -> None:
-        """A file or a tree, to the path `local`. Links are made as links and never followed; devices are left out."""
-        call(download(self._node, self._sandbox, remote, Path(local)))
+    def download(self, remote: str, local: str | os.PathLike[str], *, limit: int | str = "8GiB") -> None:
+        """A file or a tree, to the path `local`. Links are made as links and never followed; devices are left out.
+
+        LimitExceeded if all its files have more than `limit` bytes; what has come by then stays."""
+        call(download(self._node, self._sandbox, remote, Path(local), parse_size(limit, "limit")))
 
 
 class Sandbox:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Final
 
-from shoal.errors import FileExists, InvalidRequest, NotFound, PlatformError
+from shoal.errors import FileExists, InvalidRequest, LimitExceeded, NotFound, PlatformError
 from shoal.node.interface import Node
 from shoal.types import FileInfo
 
@@ -62,11 +62,26 @@ async def _read(local: Path) -> AsyncIterator[bytes]:
             yield piece
 
 
-async def download(node: Node, sandbox: str, remote: str, local: Path) -> None:
-    """A file or a tree to the path `local`. Set-uid bits are dropped, FIFOs, sockets and devices left out."""
+class _Room:
+    """Bytes that may still be taken from a sandbox. A file may be a hole of a terabyte, or grow while it is read."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = self._left = limit
+
+    def take(self, count: int) -> None:
+        self._left -= count
+        if self._left < 0:
+            raise LimitExceeded("bytes to download", self._limit)
+
+
+async def download(node: Node, sandbox: str, remote: str, local: Path, limit: int) -> None:
+    """A file or a tree to the path `local`. Set-uid bits are dropped, FIFOs, sockets and devices left out.
+
+    LimitExceeded past `limit` bytes in all."""
+    room = _Room(limit)
     info = await node.stat_file(sandbox, remote)
     if info.kind == "file":
-        await _download_file(node, sandbox, remote, info, _open_parent(local), local.name)
+        await _download_file(node, sandbox, remote, info, _open_parent(local), local.name, room)
         return
     if info.kind != "directory":
         raise InvalidRequest("remote", f"{remote} is a {info.kind}")
@@ -75,7 +90,7 @@ async def download(node: Node, sandbox: str, remote: str, local: Path) -> None:
     try:
         base = remote.rstrip("/") + "/"
         for entry in await node.list_files(sandbox, remote, _DEPTH):
-            await _download_entry(node, sandbox, base, entry, root)
+            await _download_entry(node, sandbox, base, entry, root, room)
     finally:
         os.close(root)
 
@@ -85,14 +100,14 @@ def _open_parent(local: Path) -> int:
     return os.open(local.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
-async def _download_entry(node: Node, sandbox: str, base: str, entry: FileInfo, root: int) -> None:
+async def _download_entry(node: Node, sandbox: str, base: str, entry: FileInfo, root: int, room: _Room) -> None:
     *folders, name = entry.path.removeprefix(base).split("/")
     if any(part in ("", ".", "..") for part in (*folders, name)):
         raise PlatformError(f"a sandbox named a file {entry.path!r}")
     parent = _descend(root, folders)
     match entry.kind:
         case "file":
-            await _download_file(node, sandbox, entry.path, entry, parent, name)
+            await _download_file(node, sandbox, entry.path, entry, parent, name, room)
             return
         case "directory":
             _make_directory(parent, name, entry.mode & 0o777)
@@ -129,7 +144,9 @@ def _make_link(parent: int, name: str, target: str) -> None:
     os.replace(aside, name, src_dir_fd=parent, dst_dir_fd=parent)
 
 
-async def _download_file(node: Node, sandbox: str, remote: str, info: FileInfo, parent: int, name: str) -> None:
+async def _download_file(
+    node: Node, sandbox: str, remote: str, info: FileInfo, parent: int, name: str, room: _Room
+) -> None:
     """Closes `parent`. The file appears whole or not at all."""
     aside = f".shoal-{secrets.token_hex(8)}"
     try:
@@ -138,6 +155,7 @@ async def _download_file(node: Node, sandbox: str, remote: str, info: FileInfo, 
         try:
             with open(descriptor, "wb") as file:
                 async for piece in node.stream_file(sandbox, remote):
+                    room.take(len(piece))
                     await asyncio.to_thread(file.write, piece)
             os.replace(aside, name, src_dir_fd=parent, dst_dir_fd=parent)
         except BaseException:
