@@ -54,7 +54,7 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     gpu: int = 0
     cpu_class: Literal["best-effort", "latency"] = "best-effort"
     upper: Literal["auto", "memory", "disk"] = "auto"
-    """Where the writable layer lives; auto takes memory unless `disk` is over half of the machine's."""
+    """Where what is written lives. "auto" is memory: `disk` bytes, or half of the machine's memory if that is less."""
 
     @property
     def inode_limit(self) -> int:

@@ -14,21 +14,31 @@ HugePages_Total:   0
 """
 
 
+ZONEINFO = """\
+Node 0, zone    DMA32
+  pagesets
+    cpu: 0
+              count:    3
+              high:     7
+    cpu: 1
+              count:    2
+"""
+
+
 def test_the_page_cache_of_disks_is_not_used_but_memory_files_are():
-    assert memory.used(memory.read_meminfo(MEMINFO)) == (1000 - 400 - 50 - 200 + 30) << 10
+    assert memory.used(memory.read_meminfo(MEMINFO), 0) == (1000 - 400 - 50 - 200 + 30) << 10
 
 
-def test_kinds_that_this_kernel_does_not_tell_are_zero():
-    kinds = memory.by_kind(memory.read_meminfo(MEMINFO))
-    assert kinds["slab_unreclaimable"] == 60 << 10
-    assert kinds["percpu"] == 0
+def test_free_pages_of_processors_are_not_used():
+    free = memory.read_free_per_cpu(ZONEINFO)
+    assert free == 5 * os.sysconf("SC_PAGE_SIZE")
+    assert memory.used(memory.read_meminfo(MEMINFO), free) == ((1000 - 400 - 50 - 200 + 30) << 10) - free
 
 
 def test_this_machine_can_be_read():
-    found = memory.read_meminfo()
-    assert 0 < memory.used(found) < found["MemTotal"]
-    assert memory.proportional([os.getpid()]) > 1 << 20
-    assert memory.proportional([2**22 + 1]) == 0
+    found = memory.read()
+    assert sum(found.kinds.values()) > 0
+    assert 0 < found.used < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_descendants_are_found_at_any_depth():

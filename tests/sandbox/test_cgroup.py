@@ -1,18 +1,16 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import residue
 
-from shoal.sandbox.cgroup import Cgroups, Group, Hierarchies, find_hierarchies
-from shoal.sandbox.janitor import Janitor
-from shoal.types import MiB, Profile
+import shoal
+from shoal.sandbox.cgroup import Cgroups, Hierarchies, find_hierarchies
+from shoal.sandbox.plan import Plan
+from shoal.types import Profile
 
 NO_V2: frozenset[str] = frozenset()
 
@@ -83,124 +81,92 @@ def test_no_cgroups_at_all() -> None:
     assert find_hierarchies("21 1 254:0 / / rw - ext4 /dev/vda rw", "") == Hierarchies({}, None, NO_V2)
 
 
-def test_what_cannot_be_enforced_is_said(tmp_path: Path) -> None:
+def test_what_cannot_be_enforced_is_said() -> None:
     groups = Cgroups(Hierarchies({}, None, NO_V2), "shoal-test")
     assert groups.unenforced == ("memory", "cpu", "processes")
     assert groups.directories == ()
-    group = groups.create()
-    groups.limit(group, Profile(), 0, 0)
-    assert groups.remove(group)
+    plan = Plan()
+    groups.create(plan, {}, groups.new(), 0)
+    groups.limit(plan, {}, groups.new(), Profile(), 0)
+    assert not plan.steps
+
+
+def test_names_are_never_used_twice() -> None:
+    groups = Cgroups(Hierarchies({}, None, NO_V2), "shoal-test")
+    assert len({groups.new() for _ in range(100)}) == 100
 
 
 # On this machine
 
 
-def own_hierarchies() -> Hierarchies:
+def hierarchies() -> Hierarchies:
     return find_hierarchies(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
 
 
+@pytest.mark.root
+def test_a_directory_that_is_there_belongs_to_somebody_else() -> None:
+    name = f"shoal-{os.getpid()}-test"
+    first, second = Cgroups(hierarchies(), name), Cgroups(hierarchies(), name)
+    assert second.directories == ()
+    second.close()
+    assert all(Path(path).exists() for path in first.directories)
+    first.close()
+    assert not any(Path(path).exists() for path in first.directories)
+
+
+def own_group(box: shoal.Sandbox, controller: str) -> Path:
+    """The cgroup of the sandbox's commands on the hierarchy that carries a controller."""
+    sleeping = box.commands.run(["sleep", "61.25"], background=True)
+    (pid,) = (process.pid for process in residue.processes() if cmdline(process.pid) == ["sleep", "61.25"])
+    found = find_hierarchies(Path("/proc/self/mountinfo").read_text(), Path(f"/proc/{pid}/cgroup").read_text())
+    sleeping.kill()
+    return found.v1.get(controller, found.unified or Path())
+
+
+def cmdline(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")[:-1]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
 @pytest.fixture
-def groups() -> Iterator[Cgroups]:
-    made = Cgroups(own_hierarchies(), f"shoal-{os.getpid()}-test")
-    if made.unenforced:
-        made.close()
-        pytest.skip(f"this machine has no cgroups for {', '.join(made.unenforced)}; see `shoal doctor`")
-    yield made
-    made.close()
-    assert not residue.settled(lambda: [path for path in residue.cgroups(os.getpid()) if path.name.endswith("-test")])
+def limited() -> Iterator[shoal.Sandbox]:
+    profile = shoal.Profile(cpu=0.5, memory=64 << 20, disk=16 << 20, inodes=1024, processes=7)
+    with shoal.Sandbox.create(profile=profile) as box:
+        if box.info().unenforced:
+            pytest.skip(f"not enforced here: {', '.join(box.info().unenforced)}; see `shoal doctor`")
+        yield box
 
 
-def read(groups: Cgroups, controller: str, group: Group, *names: str) -> str:
+def read(folder: Path, *names: str) -> str:
     """The first of these files, by its name in version 1 or 2."""
-    roots = groups.roots()
-    root = roots.get(controller, roots.get("unified"))
-    assert root is not None
-    return next((root / group.name / name).read_text().strip() for name in names if (root / group.name / name).exists())
+    return next((folder / name).read_text().strip() for name in names if (folder / name).exists())
 
 
 @pytest.mark.root
-def test_limits_are_where_the_kernel_looks(groups: Cgroups) -> None:
-    group = groups.create()
-    groups.limit(group, Profile(cpu=0.5, memory=64 * MiB, processes=7), 16 * MiB, 1000)
-    assert read(groups, "memory", group, "cmd/memory.limit_in_bytes", "cmd/memory.max") == str(80 * MiB)
-    assert read(groups, "pids", group, "cmd/pids.max") == "7"
-    assert read(groups, "cpu", group, "cpu.cfs_quota_us", "cpu.max").split()[0] == "50000"
-    assert groups.remove(group)
+def test_limits_are_where_the_kernel_looks(limited: shoal.Sandbox) -> None:
+    """Files in memory count as memory: what they may take, with a page for each inode, comes on top."""
+    memory = own_group(limited, "memory")
+    assert read(memory, "memory.limit_in_bytes", "../memory.max") == str((64 << 20) + (16 << 20) + (1024 << 10))
+    assert read(own_group(limited, "pids"), "pids.max", "../pids.max") == "7"
+    cpu = own_group(limited, "cpu")
+    assert read(cpu, "cpu.cfs_quota_us", "../../cpu.max").split()[0] == "50000"
 
 
 @pytest.mark.root
-def test_only_the_owner_may_make_groups_for_commands_and_only_below_cmd(groups: Cgroups) -> None:
-    if "unified" not in groups.roots():
-        pytest.skip("no unified hierarchy here")
-    group = groups.create()
-    groups.limit(group, Profile(), 0, 4242)
-    root = groups.roots()["unified"] / group.name
-    owned = {path.relative_to(root) for path in (root, *root.rglob("*")) if path.stat().st_uid == 4242}
-    assert owned == {Path("cgroup.procs"), Path("cmd"), Path("cmd/cgroup.procs")}
-    assert (root / "cmd" / "cgroup.max.descendants").read_text() == "2048\n"
-
-
-@contextmanager
-def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(["sleep", "60"]) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+def test_inside_only_the_commands_own_groups_can_be_written(limited: shoal.Sandbox) -> None:
+    """Init makes a group for each command, as root inside; everything above is the host's."""
+    for controller in ("memory", "cpu", "pids"):
+        folder = own_group(limited, controller)
+        if not (folder / "memory.limit_in_bytes").exists() and not (folder / "cpu.cfs_quota_us").exists():
+            continue
+        assert all(path.stat().st_uid == 0 for path in (folder, *folder.iterdir()))
 
 
 @pytest.mark.root
-def test_a_group_in_use_stays(groups: Cgroups) -> None:
-    group = groups.create()
-    with sleeper() as process:
-        for controller, path in groups.command_joins(group):
-            (groups.roots()[controller] / path).write_text(str(process.pid))
-        assert not groups.remove(group)
-    assert residue.settled(lambda: not groups.remove(group)) is False
-
-
-@pytest.mark.root
-def test_the_janitor_removes_a_group_as_soon_as_it_can(groups: Cgroups) -> None:
-    group, janitor = groups.create(), Janitor(groups)
-    janitor.start()
-    with sleeper() as process:
-        for controller, path in groups.command_joins(group):
-            (groups.roots()[controller] / path).write_text(str(process.pid))
-        janitor.remove_group(group)
-        time.sleep(0.3)
-        assert exists(groups, group)
-    assert not residue.settled(lambda: exists(groups, group))
-    janitor.close()
-
-
-def exists(groups: Cgroups, group: Group) -> bool:
-    return any((root / group.name).exists() for root in groups.roots().values())
-
-
-@pytest.mark.root
-def test_killing_takes_everything_in_it(groups: Cgroups) -> None:
-    if "unified" not in groups.roots():
-        pytest.skip("no unified hierarchy here")
-    group = groups.create()
-    with sleeper() as process:
-        (groups.roots()["unified"] / group.name / "cmd" / "cgroup.procs").write_text(str(process.pid))
-        groups.kill(group)
-        assert process.wait(5) == -9
-    assert groups.remove(group)
-
-
-@pytest.mark.root
-def test_names_are_never_used_twice(groups: Cgroups) -> None:
-    made = [groups.create() for _ in range(3)]
-    for group in made:
-        groups.remove(group)
-    assert groups.create() not in made
-
-
-@pytest.mark.root
-def test_nothing_is_left_when_the_name_is_taken_by_another(groups: Cgroups) -> None:
-    """Two nodes cannot have one directory: what exists already belongs to somebody else and is not touched."""
-    other = Cgroups(own_hierarchies(), f"shoal-{os.getpid()}-test")
-    assert other.directories == ()
-    other.close()
-    assert all(Path(path).exists() for path in groups.directories)
+def test_a_dead_sandboxes_groups_are_removed(limited: shoal.Sandbox) -> None:
+    folders = [own_group(limited, controller) for controller in ("memory", "cpu", "pids")]
+    assert all(folder.exists() for folder in folders)
+    limited.kill()
+    assert not residue.settled(lambda: [folder for folder in folders if folder.exists()])

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from security.intruder import SMALL
 
 import shoal
+
+from .intruder import SMALL
 
 
 @pytest.fixture

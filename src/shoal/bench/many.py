@@ -73,8 +73,9 @@ def idle(place: Place) -> Iterator[Job]:
     """The machine's used memory with that many alive, less without, divided by their number.
 
     See `memory.used` for what counts: the processes, what the node itself remembers of each, and all kernel memory,
-    of which that of network namespaces is the largest part. Everything that a node has anyway (the ready seats, opened
-    layers) is there before. A part is a kind of memory; `after_a_command` is the whole once each has run `true`.
+    of which network namespaces and cgroups are the most. Everything that a node has anyway (ready seats, opened
+    layers) is there before. Parts are kinds of memory, each measured on its own: their sum shows whether other
+    programs disturbed the whole. `after_a_command` is the whole once each sandbox has run `true`.
     """
     yield Job(f"{place.many} x AsyncSandbox.create(); used memory each", lambda: asyncio.run(_idle(place.many)))
 
@@ -82,26 +83,21 @@ def idle(place: Place) -> Iterator[Job]:
 async def _idle(many: int) -> Sample:
     await _each(2 * _AT_ONCE, _cycle)
     await asyncio.sleep(_SETTLE_SECONDS)
-    before, own = memory.read_meminfo(), memory.proportional([os.getpid()])
+    before = memory.read()
     boxes = await _create(many)
     await asyncio.sleep(_SETTLE_SECONDS)
-    alive, grown = memory.read_meminfo(), memory.proportional([os.getpid()]) - own
-    parts = _parts(before, alive) | {"node": grown}
+    alive = memory.read()
     await _each(many, lambda number: _true(boxes[number]))
     await asyncio.sleep(_SETTLE_SECONDS)
-    parts["after_a_command"] = memory.used(memory.read_meminfo()) - memory.used(before)
+    later = memory.read()
     await _kill(boxes)
-    whole = memory.used(alive) - memory.used(before)
-    return Sample(whole / many / MiB, {kind: size / many / MiB for kind, size in parts.items()})
+    parts = {kind: size - before.kinds[kind] for kind, size in alive.kinds.items()}
+    parts["after_a_command"] = later.used - before.used
+    return Sample((alive.used - before.used) / many / MiB, {kind: size / many / MiB for kind, size in parts.items()})
 
 
 async def _true(box: AsyncSandbox) -> None:
     await box.commands.run(["true"], check=True)
-
-
-def _parts(before: dict[str, int], alive: dict[str, int]) -> dict[str, int]:
-    earlier = memory.by_kind(before)
-    return {kind: size - earlier[kind] for kind, size in memory.by_kind(alive).items()}
 
 
 # Leftovers

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
-_KINDS = {
+from msgspec import Struct
+
+_KINDS: Final = {
     "slab_unreclaimable": "SUnreclaim",
     "slab_reclaimable": "SReclaimable",
     "kernel_stacks": "KernelStack",
@@ -16,54 +18,44 @@ _KINDS = {
     "percpu": "Percpu",
     "processes": "AnonPages",
     "files_in_memory": "Shmem",
-    "vmalloc": "VmallocUsed",
 }
+"""Kinds that sandboxes take, by their names in /proc/meminfo. No page is in two of them."""
 
 
-def read_meminfo(text: str | None = None) -> dict[str, int]:
+class Memory(Struct, frozen=True):
+    """The machine at one moment, in bytes."""
+
+    used: int
+    kinds: dict[str, int]
+    """They need not add up to `used`: pages that drivers and namespaces take directly are in none of them."""
+
+
+def read() -> Memory:
+    meminfo = read_meminfo(Path("/proc/meminfo").read_text())
+    free_per_cpu = read_free_per_cpu(Path("/proc/zoneinfo").read_text())
+    return Memory(used(meminfo, free_per_cpu), {kind: meminfo.get(name, 0) for kind, name in _KINDS.items()})
+
+
+def read_meminfo(text: str) -> dict[str, int]:
     """Bytes by the names of /proc/meminfo."""
-    found = re.findall(r"^(\w+):\s+(\d+) kB$", text or Path("/proc/meminfo").read_text(), re.MULTILINE)
+    found = re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)
     return {name: int(size) << 10 for name, size in found}
 
 
-def free_per_cpu(text: str | None = None) -> int:
-    """Bytes of free pages that processors hold for themselves, from the text of /proc/zoneinfo.
-
-    MemFree leaves them out, and after much coming and going they are hundreds of MiB.
-    """
-    text = Path("/proc/zoneinfo").read_text() if text is None else text
-    pages = re.findall(r"^\s+count:\s+(\d+)$", text, re.MULTILINE)
+def read_free_per_cpu(zoneinfo: str) -> int:
+    """Bytes of free pages that processors hold for themselves. After much coming and going they are hundreds of MiB."""
+    pages = re.findall(r"^\s+count:\s+(\d+)$", zoneinfo, re.MULTILINE)
     return sum(map(int, pages)) * os.sysconf("SC_PAGE_SIZE")
 
 
-def used(meminfo: dict[str, int], per_cpu: int = 0) -> int:
+def used(meminfo: Mapping[str, int], free_per_cpu: int) -> int:
     """Bytes that are gone for others: everything but free pages and the page cache of files on disks.
 
-    `per_cpu`: of `free_per_cpu`, read at the same time.
-
     Not by MemAvailable, which counts half of the reclaimable slab as there, although the inodes and dentries of a live
-    sandbox cannot be reclaimed; and not as a sum of kinds, since pages that drivers and namespaces take directly are
-    in none of them.
+    sandbox cannot be reclaimed. MemFree leaves out what processors hold for themselves, hence `free_per_cpu`.
     """
     cache = meminfo["Buffers"] + meminfo["Cached"] - meminfo["Shmem"]
-    return meminfo["MemTotal"] - meminfo["MemFree"] - per_cpu - cache
-
-
-def by_kind(meminfo: dict[str, int]) -> dict[str, int]:
-    """Bytes of the kinds that sandboxes take. They need not add up to `used`."""
-    return {kind: meminfo.get(name, 0) for kind, name in _KINDS.items()}
-
-
-def proportional(pids: Iterable[int]) -> int:
-    """Bytes that these processes hold, what they share with others divided by the number of sharers."""
-    return sum(_pss(pid) for pid in pids)
-
-
-def _pss(pid: int) -> int:
-    with suppress(OSError):
-        if match := re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE):
-            return int(match[1]) << 10
-    return 0
+    return meminfo["MemTotal"] - meminfo["MemFree"] - free_per_cpu - cache
 
 
 def descendants(ancestor: int) -> list[int]:

@@ -53,7 +53,7 @@ class LocalNode:
         _raise_open_files()
         self.store = await asyncio.to_thread(Store, self.data / "store")
         self.index: PackageIndex = await asyncio.to_thread(read_package_index)
-        self.tier: Tier = NamespaceTier(self._run, network_plans(IDS if os.geteuid() == 0 else 1))
+        self.tier: Tier = NamespaceTier(self._run, self.data / "uppers", network_plans(IDS if os.geteuid() == 0 else 1))
         await self.tier.start()
 
     async def close(self) -> None:

@@ -11,7 +11,7 @@ from msgspec import Struct
 from shoal.sandbox.plan import HOST_MOUNTS, HOST_NETWORK, NONE, NULL_DEVICE, OWN_MOUNTS, Plan
 from shoal.sandbox.slots import IDS
 
-RDONLY, NOSUID, NODEV, NOEXEC = 1, 2, 4, 8
+RDONLY, NOSUID, NODEV, NOEXEC, _NOATIME = 1, 2, 4, 8, 16
 """MOUNT_ATTR_*"""
 _NEWNS, _NEWCGROUP, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID = (
     0x20000,
@@ -36,7 +36,7 @@ command's group; without SYS_RESOURCE not raise limits."""
 CAPABILITY_MASK: Final = sum(1 << number for number in _CAPABILITIES.values())
 
 # Registers. The first two are sent along.
-_CHANNEL, _NETWORK, _TMPFS, _RAW, _ROOT, _SHM, _SCRATCH, _COMMANDS, _EVENTS, _INIT_GROUP, _SYS, _TERMINALS = range(12)
+_CHANNEL, _NETWORK, _UPPER, _RAW, _ROOT, _SHM, _SCRATCH, _COMMANDS, _EVENTS, _INIT_GROUP, _SYS, _TERMINALS = range(12)
 _FIRST_JOIN: Final = 12
 _FIRST_DEVICE: Final = 18
 _FIRST_OVERLAY: Final = 24
@@ -78,6 +78,8 @@ class Parts(Struct, frozen=True, kw_only=True):
     """The root first."""
     writable: int
     inodes: int
+    device: str | None
+    """Block device with the file system for what is written; None means memory."""
     open_files: int
     sys: int
     """Kept descriptor of the /sys tree."""
@@ -113,25 +115,32 @@ def compose(plan: Plan, parts: Parts) -> None:
 
 
 def _make_upper(plan: Plan, parts: Parts) -> None:
-    options = [f"size={parts.writable}", f"nr_inodes={parts.inodes}", "mode=755"]
-    plan.add("mount", _TMPFS, "tmpfs", NOSUID | NODEV, options)
+    if parts.device is None:
+        options = [f"size={parts.writable}", f"nr_inodes={parts.inodes}", "mode=755"]
+        plan.add("mount", _UPPER, "tmpfs", NOSUID | NODEV, options)
+    else:
+        plan.add("enter", HOST_MOUNTS)
+        plan.add("mount", _UPPER, "ext4", NOSUID | NODEV | _NOATIME, [f"source={parts.device}"])
+        plan.add("enter", OWN_MOUNTS)
     # Made before the mount is id-mapped: host root is no one that the mapped mount could create files for.
-    plan.add("mkdir", _TMPFS, "shm", 0o1777)
+    plan.add("mkdir", _UPPER, "shm", 0o1777)
     for index in range(len(parts.mounts)):
-        plan.add("mkdir", _TMPFS, f"up{index}", 0o755)
-        plan.add("mkdir", _TMPFS, f"work{index}", 0o755)
-    plan.add("clone_tree", _RAW, _TMPFS, "")
+        plan.add("mkdir", _UPPER, f"up{index}", 0o755)
+        plan.add("mkdir", _UPPER, f"work{index}", 0o755)
+    plan.add("clone_tree", _RAW, _UPPER, "")
     plan.add("send", _RAW)
     if parts.users != NONE:
-        plan.add("idmap", _TMPFS, parts.users)
-    plan.add("clone_tree", _SHM, _TMPFS, "shm")
+        plan.add("idmap", _UPPER, parts.users)
+    plan.add("clone_tree", _SHM, _UPPER, "shm")
 
 
 def _make_overlay(plan: Plan, parts: Parts, mount: Mount, index: int) -> None:
     overlay, upper, work = _ROOT if index == 0 else _FIRST_OVERLAY + index, _SCRATCH, _EVENTS
-    plan.add("open", upper, _TMPFS, f"up{index}", _DIRECTORY)
-    plan.add("open", work, _TMPFS, f"work{index}", _DIRECTORY)
-    plan.add("overlay", overlay, upper, work, 0, parts.owner, ["userxattr"], list(mount.lowers))
+    plan.add("open", upper, _UPPER, f"up{index}", _DIRECTORY)
+    plan.add("open", work, _UPPER, f"work{index}", _DIRECTORY)
+    # On a disk an overlay would sync it all when it is unmounted.
+    options = ["userxattr"] if parts.device is None else ["userxattr", "volatile"]
+    plan.add("overlay", overlay, upper, work, 0, parts.owner, options, list(mount.lowers))
 
 
 def _copy_shared(plan: Plan, parts: Parts) -> None:

@@ -16,6 +16,7 @@ from shoal.errors import InvalidRequest, PlatformError, SandboxGone, Unsupported
 from shoal.sandbox.cgroup import Cgroups, find_hierarchies
 from shoal.sandbox.channel import Channel, Process, Receiver, Request
 from shoal.sandbox.compose import Devices, Mount, Parts, compose
+from shoal.sandbox.disk import make_upper
 from shoal.sandbox.interface import BoxSpec
 from shoal.sandbox.leftovers import claim, sweep
 from shoal.sandbox.mill import Limits, Mill
@@ -131,8 +132,9 @@ class NamespaceBox:
 class NamespaceTier:
     """Makes namespace sandboxes with one spawner for each processor."""
 
-    def __init__(self, run_dir: Path, networks: Mapping[str, Plan], *, shards: int | None = None) -> None:
-        """`networks`: set-up of a network namespace by kind, as a nested plan."""
+    def __init__(self, run_dir: Path, disk: Path, networks: Mapping[str, Plan], *, shards: int | None = None) -> None:
+        """`disk`: folder for writable layers on disk. `networks`: set-up of a network namespace by kind, as a plan."""
+        self._disk = disk
         self._root = os.geteuid() == 0
         hierarchies = find_hierarchies(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
         sweep(hierarchies, run_dir)
@@ -209,6 +211,9 @@ class NamespaceTier:
         return box
 
     async def _launch(self, box: NamespaceBox, spec: BoxSpec, shard: Shard, seat: Seat) -> None:
+        if spec.profile.upper == "disk":
+            await self._launch_on_disk(box, spec, shard, seat)
+            return
         kind = _kind(spec)
         if seat.draft is None or seat.draft[0] != kind:
             await self._draft(kind, spec, shard, seat)
@@ -216,20 +221,30 @@ class NamespaceTier:
         shard.prepare = functools.partial(self._draft, kind, spec, shard)
         await box.launch(seat.draft[1])
 
+    async def _launch_on_disk(self, box: NamespaceBox, spec: BoxSpec, shard: Shard, seat: Seat) -> None:
+        upper = await make_upper(self._disk, box.writable, spec.profile.inode_limit)
+        try:
+            await box.launch(await self._plan(spec, shard, seat, upper.device))
+        finally:
+            upper.close()
+
     async def _draft(self, kind: object, spec: BoxSpec, shard: Shard, seat: Seat) -> None:
         seat.draft = (kind, await self._plan(spec, shard, seat))
 
     def _writable(self, profile: Profile) -> int:
-        """Bytes of a memory upper. More than half of the machine's memory is not given to files of one sandbox."""
+        """Bytes for files. More than half of the machine's memory is given to no sandbox that does not insist."""
         if profile.upper == "disk":
-            raise Unsupported("profile.upper: 'disk' needs a quota on this file system; use 'memory' or 'auto'")
+            if not self._root:
+                raise Unsupported("profile.upper: 'disk' needs root, to mount a file system; use 'memory' or 'auto'")
+            return profile.disk
         if profile.upper == "memory" and profile.disk > self._memory:
             raise InvalidRequest("profile.disk", f"{profile.disk} bytes in memory; this machine has {self._memory}")
         return profile.disk if profile.upper == "memory" else min(profile.disk, self._memory // 2)
 
-    async def _plan(self, spec: BoxSpec, shard: Shard, seat: Seat) -> Plan:
+    async def _plan(self, spec: BoxSpec, shard: Shard, seat: Seat, device: str | None = None) -> Plan:
         writable = self._writable(spec.profile)
         inodes = spec.profile.inode_limit
+        in_memory = writable + inodes * _TMPFS_INODE if device is None else 0
         targets = self._targets(spec.layers)
         by_target = {target: [layer for layer in spec.layers if layer.target == target] for target in targets}
         by_target["/"].append(self._points_layer(targets))
@@ -241,7 +256,7 @@ class NamespaceTier:
                 strict=True,
             )
         )
-        shard.usual = limits = Limits(spec.profile, writable + inodes * _TMPFS_INODE)
+        shard.usual = limits = Limits(spec.profile, in_memory)
         plan = Plan()
         shard.limit(plan, seat, limits)
         compose(
@@ -255,6 +270,7 @@ class NamespaceTier:
                 ),
                 writable=max(writable, 1 * MiB),
                 inodes=inodes,
+                device=device,
                 open_files=spec.profile.open_files,
                 sys=keys[_SYS.digest],
                 devices=self._devices.get(id(shard), Devices()),
