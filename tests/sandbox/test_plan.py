@@ -38,7 +38,7 @@ def test_unsigned_64_bit_masks_fit() -> None:
 
 
 def test_text_that_is_not_utf8_comes_out_as_the_bytes_it_was() -> None:
-    assert b"a\xff" in plan("write", "/a\udcff", b"\0\xfe").wire()
+    assert b"a\xff" in plan("write", 1, "/a\udcff", b"\0\xfe").wire()
 
 
 def test_the_table_is_in_the_order_of_the_one_in_c() -> None:

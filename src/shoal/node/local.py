@@ -56,6 +56,10 @@ class LocalNode:
         self.tier: Tier = NamespaceTier(self._run, self.data / "uppers", network_plans(IDS if os.geteuid() == 0 else 1))
         await self.tier.start()
 
+    def forsake(self) -> None:
+        """In a forked child of this process: the sandboxes are the parent's, and must end with it."""
+        self.tier.forsake()
+
     async def close(self) -> None:
         """Ends every sandbox; returns when nothing of them is left."""
         await self.tier.close()

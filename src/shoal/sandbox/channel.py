@@ -216,6 +216,12 @@ class Channel:
                 detail = payload[8:].decode("utf-8", "replace")
                 self.ready.set_exception(SetupFailed(self._plan.describe(step), error, detail))
 
+    def forsake(self) -> None:
+        """In a forked child of the node: lets go of the connection, which is the parent's."""
+        if self._closed is None:
+            self._closed = "lost"
+            os.close(self._socket.detach())
+
     def close(self, reason: str) -> None:
         """Ends every command with SandboxGone(reason). Idempotent; the first reason stands."""
         if self._closed is not None:

@@ -67,3 +67,7 @@ class Tier(Protocol):
     async def close(self) -> None:
         """Ends every box and returns when nothing of them is left."""
         ...
+
+    def forsake(self) -> None:
+        """In a forked child of the node's process: lets go of all connections, so that they end with the parent."""
+        ...

@@ -120,6 +120,10 @@ class Mill:
                 for descriptor in descriptors:
                     os.close(descriptor)
 
+    def forsake(self) -> None:
+        """See `NamespaceTier.forsake`."""
+        self._spawner.forsake()
+
     async def close(self) -> None:
         """Takes apart what is left and ends the process. What a process stuck in the kernel holds stays."""
         if self._sweeping is not None:

@@ -102,6 +102,15 @@ class NamespaceBox:
     def _disconnected(self, reason: str) -> None:
         self._end(reason)
 
+    def forsake(self) -> None:
+        """See `NamespaceTier.forsake`."""
+        if self._channel is not None:
+            self._channel.forsake()
+        for descriptor in (self._pidfd, self.upper):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._pidfd = self.upper = -1
+
     def belongs_to(self, shard: Shard) -> bool:
         return self._shard is shard
 
@@ -328,6 +337,14 @@ class NamespaceTier:
                 raise PlatformError("this node has no spawner: it was closed, or none could be started")
             await asyncio.shield(self._replacing)
         return min(self._shards, key=lambda shard: (shard.live, -shard.ready))
+
+    def forsake(self) -> None:
+        """In a forked child of the node: lets go of everything that would keep sandboxes alive after their node."""
+        self._mill.forsake()
+        for shard in self._shards:
+            shard.spawner.forsake()
+        for box in self._boxes.values():
+            box.forsake()
 
     async def close(self) -> None:
         await asyncio.gather(*(box.kill("node_closed") for box in list(self._boxes.values())), return_exceptions=True)

@@ -168,6 +168,12 @@ class Spawner:
             self._socket.close()
             self._socket = None
 
+    def forsake(self) -> None:
+        """In a forked child of the node: lets go of the connection, which is the parent's."""
+        if self._socket is not None:
+            os.close(self._socket.detach())
+            self._socket = None
+
     async def close(self) -> None:
         """Ends every sandbox it made, and it; returns when all are gone. Idempotent."""
         if self._ended is None:

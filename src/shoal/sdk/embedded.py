@@ -77,6 +77,7 @@ class _Current:
                 engine.start()
                 self._engine = engine
                 atexit.register(self.close)
+                os.register_at_fork(after_in_child=engine.node.forsake)
         return self._engine
 
     def close(self) -> None:
