@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -68,13 +69,15 @@ def maker(cgroup: Path) -> int:
 
 
 def descriptors(pid: int | str = "self") -> dict[int, str]:
-    """What the descriptors of a process point to."""
-    found = {}
-    for entry in os.scandir(f"/proc/{pid}/fd"):
-        try:
-            found[int(entry.name)] = os.readlink(entry.path)
-        except FileNotFoundError:  # that of this very scan
-            continue
+    """What the descriptors of a process point to; none if it has just gone."""
+    found: dict[int, str] = {}
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")
+    except FileNotFoundError:
+        return found
+    for name in names:
+        with suppress(FileNotFoundError):  # that of this very scan
+            found[int(name)] = os.readlink(f"/proc/{pid}/fd/{name}")
     return found
 
 

@@ -8,6 +8,7 @@ import os
 import socket
 import struct
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -272,7 +273,7 @@ def test_a_consumer_that_takes_nothing_holds_one_window(box: shoal.Sandbox) -> N
 def test_init_does_not_grow_by_what_nobody_takes(box: shoal.Sandbox) -> None:
     def resident() -> int:
         inits = [found.pid for found in residue.sandbox_processes() if found.name == "shoal-init"]
-        return sum(int(open(f"/proc/{pid}/statm").read().split()[1]) for pid in inits) * os.sysconf("SC_PAGE_SIZE")
+        return sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in inits) * os.sysconf("SC_PAGE_SIZE")
 
     before = resident()
 

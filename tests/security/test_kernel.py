@@ -101,11 +101,11 @@ def test_socket_families(calm: shoal.Sandbox, user: str) -> None:
 @x86_64
 @pytest.mark.parametrize(
     "assembly",
-    ["mov $20, %eax; int $0x80", "mov $102, %eax; mov $1, %ebx; xor %ecx, %ecx; int $0x80", "mov $0x40000027, %eax; syscall"],
+    ["mov $20, %%eax; int $0x80", "mov $102, %%eax; mov $1, %%ebx; xor %%ecx, %%ecx; int $0x80", "mov $0x40000027, %%eax; syscall"],
     ids=["getpid of i386", "socketcall of i386", "getpid of x32"],
 )
 def test_calls_of_other_architectures_kill(small: shoal.Sandbox, assembly: str) -> None:
-    program = compiled(small, f'int main() {{ __asm__ volatile("{assembly}" ::: "memory"); return 0; }}')
+    program = compiled(small, f'int main() {{ __asm__ volatile("{assembly}" ::: "rax", "rbx", "rcx", "memory"); return 0; }}')
     result = small.commands.run([program], timeout=10)
     assert result.signal in (signal.SIGSYS, signal.SIGSEGV), "SIGSEGV where the kernel has no such entry"
     still_works(small)
@@ -143,14 +143,14 @@ def test_no_device_can_be_made(small: shoal.Sandbox, user: str) -> None:
 
 @pytest.mark.parametrize("user", USERS)
 def test_settings_of_the_kernel_are_read_only(calm: shoal.Sandbox, user: str) -> None:
-    """But for those of the sandbox's own IPC namespace and what is by its nature its own."""
+    """But for those of the sandbox's own IPC and PID namespaces."""
     code = """
     written = []
     for folder, _, names in os.walk("/proc/sys"):
         for name in names:
             path = f"{folder}/{name}"
             try:
-                os.close(os.open(path, os.O_WRONLY))
+                with open(path, "r+b", buffering=0) as file: file.write(file.read(4096) or b"0")
             except OSError:
                 continue
             written.append(path)
@@ -160,10 +160,19 @@ def test_settings_of_the_kernel_are_read_only(calm: shoal.Sandbox, user: str) ->
              if os.path.exists(path)}])
     """
     written, more, read = python(calm, code, user)
-    own = ("/proc/sys/kernel/shm", "/proc/sys/kernel/msg", "/proc/sys/kernel/sem", "/proc/sys/kernel/auto_msgmni", "/proc/sys/fs/mqueue/")
+    own = ("/proc/sys/kernel/shm", "/proc/sys/kernel/msg", "/proc/sys/kernel/sem", "/proc/sys/kernel/auto_msgmni",
+           "/proc/sys/kernel/pid_max", "/proc/sys/fs/mqueue/")
     assert [path for path in written if not path.startswith(own)] == []
     assert "ok" not in {**more, **read}.values()
     assert more["/proc/sysrq-trigger"] in ("EACCES", "EPERM")
+
+
+def test_its_own_limit_of_pids_can_be_lowered_without_harm(small: shoal.Sandbox) -> None:
+    small.commands.run("echo 301 > /proc/sys/kernel/pid_max")
+    for _ in range(320):
+        small.commands.run(["/bin/true"], timeout=10)
+    still_works(small)
+    assert int(Path("/proc/sys/kernel/pid_max").read_text()) > 301
 
 
 def test_a_crash_does_not_start_a_handler_on_the_host(calm: shoal.Sandbox) -> None:

@@ -10,7 +10,15 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
-from shoal.errors import InvalidRequest, NotFound, PermissionDenied, PlatformError, SandboxGone, SetupFailed
+from shoal.errors import (
+    Interrupted,
+    InvalidRequest,
+    NotFound,
+    PermissionDenied,
+    PlatformError,
+    SandboxGone,
+    SetupFailed,
+)
 from shoal.sandbox.frame import (
     DATA_MAX,
     PAYLOAD_MAX,
@@ -200,12 +208,14 @@ class Channel:
             case Kind.OUTPUT:
                 self._processes[id].take_output(stream, payload)
             case Kind.EXIT:
-                self._processes.pop(id).finish(decode_exit(payload))
+                end = decode_exit(payload)
+                self._processes.pop(id).finish(end)
             case Kind.STARTED:
                 self._processes[id].pid.set_result(int.from_bytes(payload, "little"))
             case Kind.REFUSED:
                 error, step = struct.unpack("<iI", payload)
-                self._processes.pop(id).finish(refusal(error, _STEPS[step]))
+                why = refusal(error, _STEPS[step])
+                self._processes.pop(id).finish(why)
             case Kind.TAKEN:
                 if id in self._processes:
                     self._processes[id].take_consumed(int.from_bytes(payload, "little"))
@@ -256,6 +266,8 @@ def refusal(error: int, step: str) -> Exception:
             return InvalidRequest("cmd", f"{text}; the kernel's limit is a quarter of the stack, 2 MiB as a rule")
         case "program", errno.ENOEXEC:
             return InvalidRequest("cmd", "not a program this machine can run (ENOEXEC)")
+        case "process" | "cgroup", errno.EAGAIN | errno.ENOMEM:
+            return Interrupted("a command could not be started: the sandbox is at its limit of processes or memory")
         case "user", _:
             return InvalidRequest("user", f"cannot become that user: {text}")
     return PlatformError(f"a command could not be started ({step}): {text}")

@@ -62,7 +62,9 @@ def _format(path: Path, inodes: int) -> None:
     """Without a journal: the files of a sandbox are worth nothing after a crash. Takes some 15 ms."""
     command = ["mke2fs", "-q", "-F", "-t", "ext4", "-O", "^has_journal", "-m", "0", "-b", "4096", "-N", str(inodes)]
     try:
-        subprocess.run([*command, "-E", _OPTIONS, str(path)], check=True, capture_output=True, text=True, env={"PATH": _path()})
+        subprocess.run(
+            [*command, "-E", _OPTIONS, str(path)], check=True, capture_output=True, text=True, env={"PATH": _path()}
+        )
     except FileNotFoundError as error:
         raise Unsupported("profile.upper: 'disk' needs mke2fs: install e2fsprogs, or use 'memory'") from error
     except subprocess.CalledProcessError as error:
