@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from typing import Final
@@ -40,6 +41,8 @@ _CHANNEL, _NETWORK, _UPPER, _RAW, _ROOT, _SHM, _SCRATCH, _COMMANDS, _EVENTS, _IN
 _FIRST_JOIN: Final = 12
 _FIRST_DEVICE: Final = 18
 _FIRST_OVERLAY: Final = 24
+MOUNTS_MAX: Final = 40
+"""Writable mounts that one plan has registers for."""
 
 
 class Mount(Struct, frozen=True):
@@ -109,9 +112,45 @@ def compose(plan: Plan, parts: Parts) -> None:
         _CHANNEL,
         group,
     )
-    _enter(plan, parts)
-    _mount_inside(plan, parts)
-    _lock_down(plan, parts)
+    plan.extend(_inside(_shape(parts)))
+
+
+class Shape(Struct, frozen=True):
+    """All that decides what is done inside: the same for most sandboxes of a node, so it is written once."""
+
+    hostname: str
+    targets: tuple[str, ...]
+    devices: tuple[str, ...]
+    init_joins: int
+    command_joins: int
+    commands_group: bool
+    oom_events: bool
+    open_files: int
+    seccomp: bytes
+
+
+def _shape(parts: Parts) -> Shape:
+    accounting = parts.accounting
+    return Shape(
+        parts.hostname,
+        tuple(mount.target for mount in parts.mounts),
+        tuple(name for name, _ in parts.devices.nodes),
+        len(accounting.init_joins),
+        len(accounting.command_joins),
+        accounting.commands_group is not None,
+        accounting.oom_events is not None,
+        parts.open_files,
+        parts.seccomp,
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _inside(shape: Shape) -> Plan:
+    plan = Plan()
+    _enter(plan, shape)
+    _mount_inside(plan, shape)
+    _lock_down(plan, shape)
+    return plan
 
 
 def _make_upper(plan: Plan, parts: Parts) -> None:
@@ -165,22 +204,21 @@ def _open_cgroups(plan: Plan, accounting: Accounting) -> None:
         plan.add("open", _FIRST_JOIN + index, *join, os.O_WRONLY)
 
 
-def _enter(plan: Plan, parts: Parts) -> None:
-    joins = len(parts.accounting.init_joins)
-    for index in range(joins):
+def _enter(plan: Plan, shape: Shape) -> None:
+    for index in range(shape.init_joins):
         plan.add("join", _FIRST_JOIN + index)
     plan.add("identity")
     # After joining, so that the new namespace's root is the sandbox's own group.
     plan.add("unshare", _NEWCGROUP)
 
 
-def _mount_inside(plan: Plan, parts: Parts) -> None:
+def _mount_inside(plan: Plan, shape: Shape) -> None:
     plan.add("attach", _ROOT, NONE, "new")
-    for index, mount in enumerate(parts.mounts[1:], start=1):
-        plan.add("attach", _FIRST_OVERLAY + index, _ROOT, mount.target.lstrip("/"))
+    for index, target in enumerate(shape.targets[1:], start=1):
+        plan.add("attach", _FIRST_OVERLAY + index, _ROOT, target.lstrip("/"))
     _mount_new(plan, "proc", NOSUID | NODEV | NOEXEC, [], "proc")
     plan.add("attach", _SYS, _ROOT, "sys")
-    for index, (name, _) in enumerate(parts.devices.nodes):
+    for index, name in enumerate(shape.devices):
         plan.add("attach", _FIRST_DEVICE + index, _ROOT, f"dev/{name}")
     plan.add("mount", _TERMINALS, "devpts", NOSUID | NOEXEC, ["ptmxmode=0666", "mode=0620", f"max={_TERMINALS_MAX}"])
     plan.add("attach", _TERMINALS, _ROOT, "dev/pts")
@@ -194,21 +232,20 @@ def _mount_new(plan: Plan, kind: str, attributes: int, options: Sequence[str], t
     plan.add("attach", _SCRATCH, _ROOT, target)
 
 
-def _lock_down(plan: Plan, parts: Parts) -> None:
-    accounting = parts.accounting
-    plan.add("hostname", parts.hostname)
+def _lock_down(plan: Plan, shape: Shape) -> None:
+    plan.add("hostname", shape.hostname)
     # 1 and not 0: where core_pattern names a program, only that keeps the host from running it as root on our crash.
     plan.add("rlimit", _RLIMIT_CORE, 1, 1)
     plan.add("write", NONE, "/proc/sys/user/max_user_namespaces", "0")
-    first = _FIRST_JOIN + len(accounting.init_joins)
+    first = _FIRST_JOIN + shape.init_joins
     plan.add(
         "commands",
-        _COMMANDS if accounting.commands_group else NONE,
-        _EVENTS if accounting.oom_events else NONE,
+        _COMMANDS if shape.commands_group else NONE,
+        _EVENTS if shape.oom_events else NONE,
         NULL_DEVICE,
         _TERMINALS,
-        parts.open_files,
-        [first + index for index in range(len(accounting.command_joins))],
+        shape.open_files,
+        list(range(first, first + shape.command_joins)),
     )
     plan.add("capabilities", CAPABILITY_MASK)
-    plan.add("seccomp", 1, parts.seccomp)
+    plan.add("seccomp", 1, shape.seccomp)

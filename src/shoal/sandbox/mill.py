@@ -75,7 +75,7 @@ class Mill:
         async with self._starting:
             if not self._spawner.running and not self._closed:
                 await self.start()
-        return await self._spawner.run(plan, descriptors)
+        return await self._spawner.run(plan, descriptors, give=True)
 
     async def make(self, kind: str, owner: int, limits: Limits | None) -> Ready:
         """`owner`: the uid that is root in the sandbox. Without `limits` the cgroup has none yet."""
@@ -112,13 +112,10 @@ class Mill:
             plan = Plan()
             self._cgroups.remove(plan, self._keys, group)
             try:
-                # Sent along, the descriptors end with the plan: freeing a full tree's pages is the mill's work.
+                # Given away, the descriptors end with the plan: freeing a full tree's pages is the mill's work.
                 await self._run(plan, descriptors)
             except PlatformError:
                 self._leftovers.append((group, ()))
-            finally:
-                for descriptor in descriptors:
-                    os.close(descriptor)
 
     def forsake(self) -> None:
         """See `NamespaceTier.forsake`."""

@@ -15,7 +15,7 @@ from typing import Final
 from shoal.errors import InvalidRequest, PlatformError, SandboxGone, Unsupported
 from shoal.sandbox.cgroup import Cgroups, find_hierarchies
 from shoal.sandbox.channel import Channel, Process, Receiver, Request
-from shoal.sandbox.compose import Devices, Mount, Parts, compose
+from shoal.sandbox.compose import MOUNTS_MAX, Devices, Mount, Parts, compose
 from shoal.sandbox.disk import make_upper
 from shoal.sandbox.interface import BoxSpec
 from shoal.sandbox.leftovers import claim, sweep
@@ -255,6 +255,8 @@ class NamespaceTier:
         inodes = spec.profile.inode_limit
         in_memory = writable + inodes * _TMPFS_INODE if device is None else 0
         targets = self._targets(spec.layers)
+        if len(targets) > MOUNTS_MAX:
+            raise InvalidRequest("layers", f"{len(targets)} of them have a place of their own; {MOUNTS_MAX} can")
         by_target = {target: [layer for layer in spec.layers if layer.target == target] for target in targets}
         by_target["/"].append(self._points_layer(targets))
         ordered = [layer for target in targets for layer in by_target[target]]

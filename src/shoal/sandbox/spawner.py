@@ -95,10 +95,10 @@ class Spawner:
     def running(self) -> bool:
         return self._socket is not None
 
-    async def run(self, plan: Plan, descriptors: Sequence[int] = ()) -> Reply:
-        """Carries out a plan. SetupFailed names the step that failed; nothing of it is left then."""
-        if self._socket is None:
-            raise PlatformError("the spawner is not running")
+    async def run(self, plan: Plan, descriptors: Sequence[int] = (), *, give: bool = False) -> Reply:
+        """Carries out a plan. SetupFailed names the step that failed; nothing of it is left then.
+
+        `give`: the descriptors are closed here as soon as they are sent, so that the spawner's are the last ones."""
         number = self._next = (self._next + 1) % _EXIT_NOTICE
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting[number] = (plan, future)
@@ -107,6 +107,9 @@ class Spawner:
         except BaseException:
             self._waiting.pop(number, None)
             raise
+        finally:
+            for descriptor in descriptors if give else ():
+                os.close(descriptor)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
