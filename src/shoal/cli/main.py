@@ -6,7 +6,6 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-import click
 import typer
 
 from shoal.cli.doctor import doctor
@@ -17,6 +16,9 @@ from shoal.errors import BuildFailed, CapacityError, InvalidRequest, NotFound, S
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+# Newer typers bring a click of their own, older ones use the real one: found through a class that both export.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 MISUSE, CAPACITY, PLATFORM, INTERRUPTED = 2, 3, 4, 130
 
@@ -29,8 +31,7 @@ def application() -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    as_given = {"ignore_unknown_options": True, "allow_interspersed_args": False}
-    app.command(context_settings=as_given)(run)
+    app.command(context_settings={"allow_interspersed_args": False})(run)  # what follows CMD is CMD's
     app.command()(shell)
     app.command()(rollouts)
     app.command()(doctor)
@@ -42,19 +43,28 @@ def main() -> None:
     """The entry point. Ends the process with the code that fits."""
     try:
         code = application()(standalone_mode=False)
-    except click.exceptions.Exit as stop:
+    except typer.Exit as stop:
         code = stop.exit_code
-    except click.ClickException as error:
-        error.show()
+    except _UsageError as error:
+        if str(error):  # else it was no command at all, and the help is printed
+            print(f"shoal: {explain_misuse(error)}", file=sys.stderr)
         code = MISUSE
     except ShoalError as error:
         print(f"shoal: {explain(error)}", file=sys.stderr)
         code = exit_code(error)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except BrokenPipeError:
         code = 141  # as a shell tells SIGPIPE
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def explain_misuse(error: Exception) -> str:
+    """One line that ends with the way to the help."""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "shoal"
+    message = error.format_message() if hasattr(error, "format_message") else str(error)
+    return f"{message.rstrip('.')}; see `{command} --help`"
 
 
 def explain(error: ShoalError) -> str:
