@@ -78,6 +78,8 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
-        raise AttributeError(f"module 'shoal' has no attribute {name!r}")
+        from shoal.sdk.requests import missing
+
+        raise missing("shoal", name)
     module = import_module(_LAZY[name])
     return module if name == "rollouts" else getattr(module, name)

@@ -107,7 +107,7 @@ class LimitExceeded(ShoalError):
 
 
 class Interrupted(ShoalError):
-    """A file operation was killed or stopped from inside, or by the sandbox's memory limit. No fault of the platform."""
+    """Something we did inside was killed or stopped by what runs there, or by a limit. No fault of the platform."""
 
     code = "interrupted"
 

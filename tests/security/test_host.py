@@ -90,7 +90,9 @@ def test_an_open_file_of_a_layer_stays_read_only_after_copy_up(small: shoal.Sand
 
 def test_writes_of_one_are_not_seen_by_another(canary: Path) -> None:
     with shoal.Sandbox.create(profile=SMALL) as first, shoal.Sandbox.create(profile=SMALL) as second:
-        first.commands.run(f"echo dead > {canary}/file; touch /tmp/mine /dev/shm/mine /var/tmp/mine /workspace/mine", check=True)
+        first.commands.run(
+            f"echo dead > {canary}/file; touch /tmp/mine /dev/shm/mine /var/tmp/mine /workspace/mine", check=True
+        )
         assert second.files.read(f"{canary}/file") == "alive"
         assert second.commands.run("find / -xdev -name mine; ls /dev/shm").stdout == ""
 
@@ -99,9 +101,34 @@ def test_files_of_the_host_are_absent(calm: shoal.Sandbox, tmp_path: Path) -> No
     secret = tmp_path / "secret"
     secret.write_text("secret")
     homes = [str(path) for path in Path("/home").iterdir()]
-    hidden = ["/root/.ssh", "/root/.bash_history", "/root/.netrc", "/root/.config", str(secret), *homes, "/boot", "/var/log/dpkg.log"]
-    hidden += ["/var/run/docker.sock", "/run/systemd", "/run/shoal", "/run/dbus", "/var/lib/cloud", "/etc/ssh/ssh_host_rsa_key", "/lost+found"]
-    hidden += [str(Path(__file__)), os.environ["SHOAL_HOME"], f"/proc/{os.getpid()}", f"/proc/1/root{secret}", "/dev/kmsg", "/dev/mem", "/dev/kvm"]
+    hidden = [
+        "/root/.ssh",
+        "/root/.bash_history",
+        "/root/.netrc",
+        "/root/.config",
+        str(secret),
+        *homes,
+        "/boot",
+        "/var/log/dpkg.log",
+    ]
+    hidden += [
+        "/var/run/docker.sock",
+        "/run/systemd",
+        "/run/shoal",
+        "/run/dbus",
+        "/var/lib/cloud",
+        "/etc/ssh/ssh_host_rsa_key",
+        "/lost+found",
+    ]
+    hidden += [
+        str(Path(__file__)),
+        os.environ["SHOAL_HOME"],
+        f"/proc/{os.getpid()}",
+        f"/proc/1/root{secret}",
+        "/dev/kmsg",
+        "/dev/mem",
+        "/dev/kvm",
+    ]
     found = python(calm, f"answer([path for path in {hidden!r} if os.path.lexists(path)])")
     assert found == []
 
@@ -132,7 +159,10 @@ def test_environment_of_the_node_is_nowhere(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_processes_are_its_own(calm: shoal.Sandbox) -> None:
-    text = python(calm, "answer([open(f'/proc/{p}/cmdline').read() for p in sorted(filter(str.isdigit, os.listdir('/proc')), key=int)])")
+    text = python(
+        calm,
+        "answer([open(f'/proc/{p}/cmdline').read() for p in sorted(filter(str.isdigit, os.listdir('/proc')), key=int)])",
+    )
     assert len(text) == 2
     assert text[0].startswith("shoal-init")
     assert os.readlink(f"/proc/{init_pid(calm)}/ns/pid") != os.readlink("/proc/self/ns/pid")
@@ -142,15 +172,32 @@ def test_processes_are_its_own(calm: shoal.Sandbox) -> None:
 def test_kernel_log_and_keys_of_the_host_are_closed(calm: shoal.Sandbox) -> None:
     assert calm.commands.run(["dmesg"]).exit_code != 0
     assert calm.commands.run("cat /proc/keys /proc/key-users").stdout.strip() == ""
-    addresses = calm.commands.run("cut -d' ' -f1 /proc/kallsyms | sort -u; cut -d' ' -f6 /proc/modules | sort -u").stdout.split()
+    addresses = calm.commands.run(
+        "cut -d' ' -f1 /proc/kallsyms | sort -u; cut -d' ' -f6 /proc/modules | sort -u"
+    ).stdout.split()
     assert all(int(address, 16) == 0 for address in addresses if re.fullmatch(r"(0x)?[0-9a-f]{8,}", address))
 
 
 def test_its_tables_tell_nothing_of_the_host(calm: shoal.Sandbox) -> None:
     """Mounts, cgroups, PID 1's arguments: no path, device, id range or name of the machine."""
-    text = calm.commands.run("cat /proc/self/mountinfo /proc/self/mounts /proc/self/cgroup; tr '\\0' ' ' < /proc/1/cmdline").stdout
-    text += calm.commands.run("cat /proc/sys/kernel/hostname /proc/sys/kernel/domainname /etc/hostname /etc/hosts /etc/machine-id; hostname").stdout
-    for word in ("/dev/", "ext4", "shoal/", "shoal-tests", "/run/shoal", "/root", "/var", "/home", "upperdir=/up0/", str(os.getpid())):
+    text = calm.commands.run(
+        "cat /proc/self/mountinfo /proc/self/mounts /proc/self/cgroup; tr '\\0' ' ' < /proc/1/cmdline"
+    ).stdout
+    text += calm.commands.run(
+        "cat /proc/sys/kernel/hostname /proc/sys/kernel/domainname /etc/hostname /etc/hosts /etc/machine-id; hostname"
+    ).stdout
+    for word in (
+        "/dev/",
+        "ext4",
+        "shoal/",
+        "shoal-tests",
+        "/run/shoal",
+        "/root",
+        "/var",
+        "/home",
+        "upperdir=/up0/",
+        str(os.getpid()),
+    ):
         allowed = ("/dev/pts", "/dev/shm", "/dev/mqueue")
         lines = [line for line in text.splitlines() if word in line and not any(place in line for place in allowed)]
         assert lines == [], word
@@ -175,7 +222,11 @@ def test_commands_get_three_descriptors(calm: shoal.Sandbox, user: str) -> None:
 
 def test_host_listeners_are_out_of_reach(calm: shoal.Sandbox) -> None:
     name = f"shoal-test-{secrets.token_hex(4)}"
-    with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as abstract, socket.socket(socket.AF_INET6) as six:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as tcp,
+        socket.socket(socket.AF_UNIX) as abstract,
+        socket.socket(socket.AF_INET6) as six,
+    ):
         abstract.bind("\0" + name)
         abstract.listen()
         six.bind(("::1", 0))

@@ -113,7 +113,11 @@ def test_its_limits_and_priorities_stay(small: shoal.Sandbox) -> None:
 
 def _scheduling(pid: int) -> tuple[str, ...]:
     """What can be changed in a process from outside: its limits, nice value, policy and processors."""
-    with open(f"/proc/{pid}/stat") as stat, open(f"/proc/{pid}/limits") as limits, open(f"/proc/{pid}/status") as status:
+    with (
+        open(f"/proc/{pid}/stat") as stat,
+        open(f"/proc/{pid}/limits") as limits,
+        open(f"/proc/{pid}/status") as status,
+    ):
         fields = stat.read().rpartition(")")[2].split()
         allowed = next(line for line in status if line.startswith("Cpus_allowed:"))
         return (fields[15], fields[16], fields[37], fields[38], allowed, limits.read())
@@ -233,7 +237,9 @@ def test_hoarded_pipes_of_many_commands_do_not_end_the_service() -> None:
         answer("listening")
         """
         python(box, code)
-        give = "import socket; s = socket.socket(socket.AF_UNIX); s.connect('/tmp/s'); socket.send_fds(s, [b'x'], [1, 2])"
+        give = (
+            "import socket; s = socket.socket(socket.AF_UNIX); s.connect('/tmp/s'); socket.send_fds(s, [b'x'], [1, 2])"
+        )
         for _ in range(30):
             box.commands.run(["python3", "-S", "-E", "-c", give], check=True, timeout=10)
         still_works(box)

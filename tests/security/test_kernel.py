@@ -101,11 +101,17 @@ def test_socket_families(calm: shoal.Sandbox, user: str) -> None:
 @x86_64
 @pytest.mark.parametrize(
     "assembly",
-    ["mov $20, %%eax; int $0x80", "mov $102, %%eax; mov $1, %%ebx; xor %%ecx, %%ecx; int $0x80", "mov $0x40000027, %%eax; syscall"],
+    [
+        "mov $20, %%eax; int $0x80",
+        "mov $102, %%eax; mov $1, %%ebx; xor %%ecx, %%ecx; int $0x80",
+        "mov $0x40000027, %%eax; syscall",
+    ],
     ids=["getpid of i386", "socketcall of i386", "getpid of x32"],
 )
 def test_calls_of_other_architectures_kill(small: shoal.Sandbox, assembly: str) -> None:
-    program = compiled(small, f'int main() {{ __asm__ volatile("{assembly}" ::: "rax", "rbx", "rcx", "memory"); return 0; }}')
+    program = compiled(
+        small, f'int main() {{ __asm__ volatile("{assembly}" ::: "rax", "rbx", "rcx", "memory"); return 0; }}'
+    )
     result = small.commands.run([program], timeout=10)
     assert result.signal in (signal.SIGSYS, signal.SIGSEGV), "SIGSEGV where the kernel has no such entry"
     still_works(small)
@@ -117,7 +123,13 @@ def test_nothing_can_be_mounted(calm: shoal.Sandbox, user: str) -> None:
     for kind in ("cgroup2", "cgroup", "tmpfs", "proc", "sysfs", "overlay", "bpf", "debugfs", "devpts", "mqueue"):
         assert calm.commands.run(["mount", "-t", kind, "none", "/mnt"], user=user).exit_code != 0
     before = calm.commands.run("cat /proc/self/mountinfo").stdout
-    for attempt in ("mount --bind /etc /mnt", "mount -o remount,rw /sys", "umount /proc", "umount -l /dev/pts", "umount /sys"):
+    for attempt in (
+        "mount --bind /etc /mnt",
+        "mount -o remount,rw /sys",
+        "umount /proc",
+        "umount -l /dev/pts",
+        "umount /sys",
+    ):
         assert calm.commands.run(attempt, user=user).exit_code != 0
     assert calm.commands.run("cat /proc/self/mountinfo").stdout == before
     assert calm.commands.run("ls -A /sys/fs/cgroup").stdout == ""
@@ -160,8 +172,14 @@ def test_settings_of_the_kernel_are_read_only(calm: shoal.Sandbox, user: str) ->
              if os.path.exists(path)}])
     """
     written, more, read = python(calm, code, user)
-    own = ("/proc/sys/kernel/shm", "/proc/sys/kernel/msg", "/proc/sys/kernel/sem", "/proc/sys/kernel/auto_msgmni",
-           "/proc/sys/kernel/pid_max", "/proc/sys/fs/mqueue/")
+    own = (
+        "/proc/sys/kernel/shm",
+        "/proc/sys/kernel/msg",
+        "/proc/sys/kernel/sem",
+        "/proc/sys/kernel/auto_msgmni",
+        "/proc/sys/kernel/pid_max",
+        "/proc/sys/fs/mqueue/",
+    )
     assert [path for path in written if not path.startswith(own)] == []
     assert "ok" not in {**more, **read}.values()
 
@@ -186,7 +204,9 @@ def test_set_uid_programs_gain_nothing(small: shoal.Sandbox) -> None:
     """Neither the host's, nor one that root inside left for another user, nor one with file capabilities."""
     assert "NoNewPrivs:\t1" in Path(f"/proc/{init_pid(small)}/status").read_text()
     program = compiled(small, '#include <unistd.h>\n#include <stdio.h>\nint main() { printf("%d", geteuid()); }')
-    small.commands.run(f"chown root {program}; chmod 4755 {program}; cp -p {program} /dev/shm/s; chmod 4755 /dev/shm/s", check=True)
+    small.commands.run(
+        f"chown root {program}; chmod 4755 {program}; cp -p {program} /dev/shm/s; chmod 4755 /dev/shm/s", check=True
+    )
     for path in (program, "/dev/shm/s"):
         assert small.commands.run([path], user="user").stdout in ("1000", "")
     assert small.commands.run("su root -c id </dev/null", user="user").exit_code != 0

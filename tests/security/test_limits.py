@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 import time
 from pathlib import Path
 
@@ -50,7 +51,9 @@ def test_disk_is_full_everywhere_at_once(small: shoal.Sandbox, user: str) -> Non
 
 
 def test_inodes_run_out_on_every_writable_mount(small: shoal.Sandbox) -> None:
-    mounts = [line.split()[1] for line in small.commands.run("cat /proc/self/mounts").stdout.splitlines() if "ro," not in line]
+    mounts = [
+        line.split()[1] for line in small.commands.run("cat /proc/self/mounts").stdout.splitlines() if "ro," not in line
+    ]
     code = f"""
     found = {{}}
     for place in {mounts!r} + ["/tmp", "/workspace"]:
@@ -111,7 +114,7 @@ def test_memory_of_every_kind_is_charged(small: shoal.Sandbox, hoard: str) -> No
         except OSError: break
     time.sleep(0.5)
     """
-    handle = small.commands.run(["python3", "-c", _prelude() + code.replace("\n    ", "\n")], background=True, timeout=20)
+    handle = small.commands.run(["python3", "-c", _prelude() + textwrap.dedent(code)], background=True, timeout=20)
     lowest = before
     result = None
     deadline = time.monotonic() + 20
@@ -137,17 +140,20 @@ def test_buffers_of_the_loopback_are_bounded(small: shoal.Sandbox, kind: str) ->
     for _ in range(450):
         try:
             if KIND == "tcp":
-                a = socket.create_connection(server.getsockname()); held += [a, server.accept()[0]]
+                a = socket.create_connection(server.getsockname())
+                b = server.accept()[0]
             else:
-                b = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); b.bind(("127.0.0.1", 0)); a = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-                a.connect(b.getsockname()); held += [a, b]
+                a, b = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2))
+                b.bind(("127.0.0.1", 0))
+                a.connect(b.getsockname())
+            held += [a, b]
             a.setblocking(False)
-            while True: a.send(bytes(32768))
+            for _ in range(1000 if KIND == "tcp" else 20): a.send(bytes(32768))
         except OSError: pass
     open("/tmp/full", "w").close()
     time.sleep(10)
     """.replace("KIND", repr(kind))
-    handle = small.commands.run(["python3", "-c", _prelude() + code.replace("\n    ", "\n")], background=True, timeout=15)
+    handle = small.commands.run(["python3", "-c", _prelude() + textwrap.dedent(code)], background=True, timeout=15)
     deadline = time.monotonic() + 12
     while not small.files.exists("/tmp/full") and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -159,24 +165,25 @@ def test_buffers_of_the_loopback_are_bounded(small: shoal.Sandbox, kind: str) ->
 
 def _socket_pages(kind: str) -> int:
     """Pages that sockets of that kind hold on the whole machine."""
-    line = next(line for line in Path("/proc/net/protocols").read_text().splitlines() if line.startswith(kind.upper() + " "))
+    line = next(
+        line for line in Path("/proc/net/protocols").read_text().splitlines() if line.startswith(kind.upper() + " ")
+    )
     return int(line.split()[3])
 
 
 def test_connections_make_no_entries_that_nobody_pays_for(small: shoal.Sandbox) -> None:
     """Loopback UDP once made 262,144 entries of conntrack, 63 MiB of the kernel's."""
-    count = Path("/proc/sys/net/netfilter/nf_conntrack_count")
     code = """
     sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     for port in range(1024, 21024):
         tried(sender.sendto, b"x", ("127.0.0.1", port)); tried(sender.sendto, b"x", ("10.0.2.15", port))
-    answer(int(open("/proc/sys/net/netfilter/nf_conntrack_count").read()) if os.path.exists("/proc/sys/net/netfilter/nf_conntrack_count") else 0)
+    count = "/proc/sys/net/netfilter/nf_conntrack_count"
+    answer(int(open(count).read()) if os.path.exists(count) else 0)
     """
     before = _conntrack_slab()
     inside = python(small, code)
     assert inside < 100
     assert _conntrack_slab() - before < 1000
-    assert count is not None
 
 
 def _conntrack_slab() -> int:
@@ -195,8 +202,9 @@ def test_processes_are_limited(small: shoal.Sandbox) -> None:
         answer([made, errno.errorcode[error.errno]])
         os.kill(-1, 9)
     """
-    handle = small.commands.run(["python3", "-c", "import errno, json, os, time\ndef answer(v): print(v, flush=True)\n" + code.replace("\n    ", "\n")],
-                                background=True, timeout=20)  # fmt: skip
+    prelude = _prelude() + "import errno\ndef answer(value): print(value, flush=True)\n"
+    program = prelude + textwrap.dedent(code)
+    handle = small.commands.run(["python3", "-c", program], background=True, timeout=20)
     time.sleep(1)
     assert len(host_pids(small)) <= SMALL.processes + 1
     handle.kill()
@@ -212,10 +220,6 @@ def test_cpu_quota(small: shoal.Sandbox) -> None:
 
 
 def test_open_files_cannot_be_raised(small: shoal.Sandbox) -> None:
-    code = """
-    answer([resource.getrlimit(resource.RLIMIT_NOFILE),
-            str(tried(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (9999, 9999)) if True else None) if False else None)])
-    """
-    (soft, hard), _ = python(small, code)
-    assert (soft, hard) == (SMALL.open_files, SMALL.open_files)
+    limits = python(small, "answer(resource.getrlimit(resource.RLIMIT_NOFILE))")
+    assert limits == [SMALL.open_files, SMALL.open_files]
     assert small.commands.run("ulimit -n 100000").exit_code != 0

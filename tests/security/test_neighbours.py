@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,19 +128,11 @@ def test_one_cannot_starve_the_other_of_kernel_accounts(pair: Pair) -> None:
     """
     program = hold.replace("answer(", "if os.fork() == 0: time.sleep(20)\n    answer(")
     taken = python(first, program)
-    free = python(second, hold)
-    assert free == taken
-    before = call_inotify()
-    assert before >= 0
-
-
-def call_inotify() -> int:
-    """An instance for the host's own root, which a shared owner would have starved as well."""
-    import ctypes
-
+    assert python(second, hold) == taken
+    # And the host's own root, whom a shared owner would have starved as well.
     descriptor = ctypes.CDLL(None).inotify_init()
+    assert descriptor >= 0
     os.close(descriptor)
-    return int(descriptor)
 
 
 def test_a_fork_bomb_does_not_slow_a_neighbour_to_a_stop(pair: Pair) -> None:

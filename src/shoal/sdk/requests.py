@@ -24,6 +24,24 @@ _LATER: Final = {
 """Arguments of the interface that come with later versions."""
 
 
+_LATER_VERBS: Final = {
+    "Sandbox": "state metrics pause resume set_ttl inject observe reset release set_network set_access host diff"
+    " snapshot fork rollback shell pty run_code",
+    "Commands": "list connect",
+    "Files": "watch",
+    "shoal": "AsyncGroup AsyncPool AsyncSession AsyncShell AccessPolicy Divergence Group Pool Pty Session Shell"
+    " Snapshot TaskRequest connect function judge session submit",
+}
+"""Names of the interface that come with later versions, by where they belong."""
+
+
+def missing(owner: str, name: str) -> Exception:
+    """What asking for an attribute that is not there raises: Unsupported if a later version has it."""
+    if name in _LATER_VERBS[owner].split():
+        return Unsupported(f"{owner}.{name} comes with a later version")
+    return AttributeError(f"{owner} has no attribute {name!r}")
+
+
 def refuse_later(options: Mapping[str, Any]) -> None:
     """Unsupported for an argument of a later version, InvalidRequest for one that is none."""
     for name in options:

@@ -7,12 +7,12 @@ import signal as signals
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, overload
 
 from shoal.errors import CommandFailed, InvalidRequest, NotFound
 from shoal.node.interface import CommandRequest, CreateRequest, Node, Output
 from shoal.sdk.embedded import call, engine
-from shoal.sdk.requests import plain_env, plain_layers, profile_of, refuse_later
+from shoal.sdk.requests import missing, plain_env, plain_layers, profile_of, refuse_later
 from shoal.sdk.streams import TextStreams, Writer, close_stream, next_piece, to_bytes
 from shoal.sdk.transfer import download, upload
 from shoal.types import (
@@ -161,6 +161,11 @@ class Commands:
             raise CommandFailed(result)
         return result
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise missing("Commands", name)
+
     def start(self, request: CommandRequest) -> Command:
         """A command by its whole request; what `run(background=True)` and terminals are made of."""
         id, pid = call(self._node.start(self._sandbox, request))
@@ -218,6 +223,11 @@ class Files:
         """Makes missing parents, replaces atomically, and keeps an existing file's mode and owner."""
         call(self._node.write_file(self._sandbox, path, to_bytes(data), mode, user))
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise missing("Files", name)
+
     def write_many(self, files: Mapping[str, str | bytes]) -> None:
         """Path to content; each file atomically, not all together."""
         for path, data in files.items():
@@ -270,6 +280,8 @@ class Sandbox:
 
     def __init__(self, node: Node, info: SandboxInfo) -> None:
         self.id = info.id
+        self.capabilities = frozenset({"pty"})
+        """What this sandbox can do beyond what every one can."""
         self.commands = Commands(node, info.id)
         self.files = Files(node, info.id)
         self._node = node
@@ -334,6 +346,11 @@ class Sandbox:
         for info in infos:
             call(engine().node.kill(info.id))
         return len(infos)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise missing("Sandbox", name)
 
     def info(self) -> SandboxInfo:
         return call(self._node.info(self.id))

@@ -1,0 +1,310 @@
+"""File operations against a hostile tree: what answers is the sandbox's own content, or a typed error, and in bounds."""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import shoal
+from shoal.errors import Interrupted, LimitExceeded, ShoalError
+from shoal.types import MiB
+
+from .intruder import compiled, host_pids, init_pid, node, python, still_works, within
+
+pytestmark = pytest.mark.root
+
+
+def _outcome(action: Callable[[], object]) -> object:
+    try:
+        return action()
+    except ShoalError as error:
+        return error
+
+
+def _resident() -> int:
+    """Most bytes that this process has held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+SWAP = """
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+#include <sys/stat.h>
+int main(int argc, char **argv) {
+    for (int n = 0; n < 6; n++) if (fork() == 0) for (;;) {
+        char name[64]; snprintf(name, sizeof name, "/w/.%d", n);
+        switch (n) {
+            case 0: case 1: { int fd = open(name, O_CREAT | O_WRONLY, 0666); write(fd, "inside", 6); close(fd); break; }
+            case 2: symlink(argv[1], name); break;
+            case 3: symlink("/w", name); break;
+            case 4: symlink("/proc/self/root/etc/hostname", name); break;
+            case 5: mkfifo(name, 0666); break;
+        }
+        rename(name, "/w/f");
+    }
+    setsid();
+    return 0;
+}
+"""
+
+
+@pytest.mark.parametrize("rounds", [300, pytest.param(5000, marks=pytest.mark.slow)])
+def test_swapped_links_never_lead_to_the_host(small: shoal.Sandbox, tmp_path: Path, rounds: int) -> None:
+    """T18: a path that is in turn a file, a link to a canary of the host, a link to a folder, a FIFO."""
+    canary = tmp_path / "canary"
+    canary.write_text("canary")
+    tmp_path.chmod(0o777)
+    canary.chmod(0o666)
+    # The same path exists inside, so that a write through the link has somewhere to go there.
+    small.commands.run(f"mkdir -p /w {tmp_path}; echo inside > {canary}", check=True)
+    small.commands.run([compiled(small, SWAP), str(canary)], timeout=5)
+    for number in range(rounds):
+        read = _outcome(lambda: small.files.read("/w/f"))
+        assert isinstance(read, ShoalError) or "canary" not in str(read)
+        _outcome(lambda number=number: small.files.write("/w/f", f"written {number}"))  # type: ignore[misc]
+        if number % 50 == 0:
+            _outcome(lambda: small.files.list("/w", depth=3))
+            _outcome(small.changes)
+            _outcome(lambda: small.files.download("/w", tmp_path / "copy"))
+            assert canary.read_text() == "canary"
+    assert canary.read_text() == "canary"
+    copied = [path for path in (tmp_path / "copy").rglob("*") if not path.is_symlink() and path.is_file()]
+    assert all("canary" not in path.read_text() for path in copied)
+
+
+@pytest.mark.parametrize(
+    "path", ["/proc/self/root/etc/hostname", "/proc/1/root/etc/hostname", "/proc/self/cwd/etc/hostname"]
+)
+def test_magic_links_stay_inside(small: shoal.Sandbox, path: str) -> None:
+    small.files.write("/etc/hostname", "mine")
+    assert str(_outcome(lambda: small.files.read(path))) in ("mine", f"{path}: Permission denied")
+
+
+def test_what_its_process_may_show_of_itself(small: shoal.Sandbox) -> None:
+    """A file operation runs as a copy of init: asked for itself, it has no memory, environment or descriptors to give."""
+    for name in ("mem", "environ", "maps", "fd/0", "fd/3", "exe", "fd", "map_files"):
+        for path in (f"/proc/self/{name}", f"/proc/1/{name}", f"/proc/thread-self/{name}"):
+            within(10, lambda path=path: _harmless(small, path))  # type: ignore[misc]
+
+
+def _harmless(box: shoal.Sandbox, path: str) -> None:
+    for found in (_outcome(lambda: box.files.read(path)), _outcome(lambda: box.files.list(path))):
+        assert isinstance(found, ShoalError) or not found, f"{path}: {found!r}"
+
+
+def test_its_process_cannot_be_traced(small: shoal.Sandbox, tmp_path: Path) -> None:
+    """Each one that lives long enough to be found is tried."""
+    source = """
+    #include <fcntl.h>
+    #include <stdio.h>
+    #include <stdlib.h>
+    #include <sys/ptrace.h>
+    #include <sys/uio.h>
+    #include <unistd.h>
+    int main() {
+        long tried = 0, got = 0;
+        if (fork()) return 0;
+        setsid();
+        for (int round = 0; round < 3000000 && access("/tmp/stop", F_OK); round++)
+            for (int pid = getpid() + 1, end = pid + 400; pid < end; pid++) {
+                char path[64]; snprintf(path, sizeof path, "/proc/%d/comm", pid);
+                int fd = open(path, O_RDONLY); char name[32] = ""; if (fd < 0) continue;
+                read(fd, name, 31); close(fd);
+                if (name[0] != 's' || name[1] != 'h' || name[2] != 'o') continue;
+                tried++;
+                char byte; struct iovec mine = {&byte, 1}, theirs = {(void *)0x400000, 1};
+                snprintf(path, sizeof path, "/proc/%d/fd/1", pid);
+                if (!ptrace(PTRACE_SEIZE, pid, 0, 0) || process_vm_readv(pid, &mine, 1, &theirs, 1, 0) > 0 || open(path, O_RDWR) >= 0) got++;
+            }
+        FILE *out = fopen("/tmp/result", "w"); fprintf(out, "%ld %ld", tried, got); fclose(out);
+    }
+    """
+    small.commands.run([compiled(small, source)], timeout=10)
+    small.commands.run("head -c 40000000 /dev/zero > /tmp/big", check=True)
+    for _ in range(30):
+        small.files.read("/tmp/big", format="bytes")
+    small.files.write("/tmp/stop", "")
+    small.commands.run("until test -s /tmp/result; do sleep 0.02; done", timeout=10)
+    tried, got = map(int, small.files.read("/tmp/result").split())
+    assert tried > 0
+    assert got == 0
+
+
+@pytest.mark.parametrize("kind", ["fifo", "socket", "directory", "device", "loop", "dangling", "unreadable parent"])
+def test_odd_files_are_typed_errors_and_no_waiting(small: shoal.Sandbox, kind: str) -> None:
+    make = {
+        "fifo": "mkfifo /tmp/x", "directory": "mkdir /tmp/x", "device": "ln -s /dev/tty /tmp/x", "loop": "ln -s x /tmp/x",
+        "socket": """python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind("/tmp/x")'""",
+        "dangling": "ln -s /tmp/nowhere/at/all /tmp/x", "unreadable parent": "touch /tmp/y; ln -s /tmp/y/x /tmp/x",
+    }[kind]  # fmt: skip
+    small.commands.run(make, check=True)
+    read: list[object] = []
+    within(10, lambda: read.append(_outcome(lambda: small.files.read("/tmp/x"))))
+    within(10, lambda: _outcome(lambda: small.files.append("/tmp/x", "y")))
+    within(10, lambda: _outcome(lambda: small.files.write("/tmp/x", "y")))
+    assert isinstance(read[0], ShoalError)
+    assert not isinstance(read[0], shoal.PlatformError)
+    still_works(small)
+
+
+def test_a_hole_of_a_terabyte_costs_nothing(small: shoal.Sandbox, tmp_path: Path) -> None:
+    before = _resident()
+    small.commands.run(
+        "truncate -s 1T /tmp/hole; rm -f /etc/passwd /etc/group; ln -s /tmp/hole /etc/passwd; ln -s /tmp/hole /etc/group",
+        check=True,
+    )
+    with pytest.raises(LimitExceeded):
+        small.files.read("/tmp/hole", limit="8MiB")
+    with pytest.raises(LimitExceeded):
+        small.files.download("/tmp/hole", tmp_path / "hole", limit="8MiB")
+    assert not any(path.stat().st_size for path in tmp_path.iterdir())
+    assert isinstance(_outcome(lambda: small.commands.run("id", user="user")), shoal.InvalidRequest)
+    assert small.commands.run(["/bin/true"], user=1000).exit_code == 0
+    assert small.files.stat("/tmp/hole").size == 1 << 40
+    assert _resident() - before < 64 * MiB
+
+
+def test_a_file_that_grows_while_it_is_read(small: shoal.Sandbox) -> None:
+    small.commands.run(
+        "(while :; do head -c 1000000 /dev/zero >> /tmp/f; truncate -s +10M /tmp/f; done) >/dev/null 2>&1 &"
+    )
+    with pytest.raises(LimitExceeded):
+        for _ in range(2000):
+            small.files.read("/tmp/f", limit="64MiB")
+
+
+@pytest.mark.parametrize(
+    "passwd",
+    [
+        "mkfifo /etc/passwd",
+        "mkdir /etc/passwd",
+        "ln -s /dev/zero /etc/passwd",
+        "printf 'user:x:1:2:3\\0:/\\n\\377:::\\n' > /etc/passwd",
+    ],
+)
+def test_accounts_are_read_as_hostile_text(small: shoal.Sandbox, passwd: str) -> None:
+    small.commands.run(f"rm -f /etc/passwd; {passwd}", check=True)
+    found: list[object] = []
+    within(10, lambda: found.append(_outcome(lambda: small.commands.run("id", user="user"))))
+    assert isinstance(found[0], shoal.InvalidRequest)
+    assert small.commands.run(["/bin/true"], user=1000).exit_code == 0
+
+
+def test_a_directory_of_many_entries() -> None:
+    profile = shoal.Profile(cpu=2, memory=256 * MiB, disk=256 * MiB, processes=32, inodes=110_000)
+    with shoal.Sandbox.create(profile=profile) as box:
+        python(
+            box, "os.mkdir('/tmp/many'); [os.mknod(f'/tmp/many/{n:06}') for n in range(100_000)]; answer(0)", timeout=60
+        )
+        assert len(box.files.list("/tmp/many")) == 100_000
+        assert sum(change.path.startswith("/tmp/many/") for change in box.changes()) == 100_000
+        box.files.remove("/tmp/many")
+        assert not box.files.exists("/tmp/many")
+
+
+def _dig(box: shoal.Sandbox, depth: int) -> None:
+    python(
+        box,
+        f"""
+    os.mkdir("/tmp/deep"); os.chdir("/tmp/deep")
+    for _ in range({depth}):
+        os.mkdir("d"); os.chdir("d")
+    open("bottom", "w").close(); answer(0)
+    """,
+    )
+
+
+def test_a_tree_deeper_than_paths_are_long(small: shoal.Sandbox, tmp_path: Path) -> None:
+    """Each call either does the whole of it or says that it cannot."""
+    _dig(small, 3000)
+    listed = _outcome(lambda: small.files.list("/tmp/deep", depth=5000))
+    assert isinstance(listed, (shoal.InvalidRequest, LimitExceeded)) or len(listed) == 3001  # type: ignore[arg-type]
+    assert isinstance(_outcome(small.changes), LimitExceeded)
+    assert isinstance(_outcome(lambda: small.files.download("/tmp/deep", tmp_path / "deep")), ShoalError)
+    assert _outcome(lambda: small.files.remove("/tmp/deep")) is None
+    small.changes()
+    still_works(small)
+
+
+def test_a_listing_is_whole_whatever_the_limit_of_open_files() -> None:
+    profile = shoal.Profile(cpu=2, memory=128 * MiB, disk=32 * MiB, processes=32, open_files=32)
+    with shoal.Sandbox.create(profile=profile) as box:
+        _dig(box, 100)
+        assert len(box.files.list("/tmp/deep", depth=1000)) == 101
+        box.files.remove("/tmp/deep")
+
+
+def test_a_stopped_operation_is_ended(small: shoal.Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGSTOP from inside cannot be refused; the call must not wait for ever."""
+    monkeypatch.setattr("shoal.node.files._STILL_SECONDS", 1.0)
+    source = """
+    #include <signal.h>
+    #include <unistd.h>
+    int main() { if (fork()) return 0; setsid(); usleep(50000); for (;;) { kill(-1, SIGSTOP); usleep(20); } }
+    """
+    small.commands.run([compiled(small, source)], timeout=10)
+    found: list[object] = []
+    for _ in range(5):
+        within(10, lambda: found.append(_outcome(lambda: small.files.read("/usr/bin/gcc", format="bytes"))))
+        within(10, lambda: found.append(_outcome(lambda: small.files.write("/tmp/f", bytes(4 * MiB)))))
+    assert any(isinstance(one, Interrupted) for one in found)
+    assert all(isinstance(one, (Interrupted, bytes, type(None))) for one in found)
+
+
+def test_a_killed_operation_is_not_the_platforms_fault(small: shoal.Sandbox) -> None:
+    source = """
+    #include <signal.h>
+    #include <unistd.h>
+    int main() { if (fork()) return 0; setsid(); usleep(50000); for (;;) { kill(-1, SIGKILL); usleep(20); } }
+    """
+    small.commands.run([compiled(small, source)], timeout=10)
+    found = [_outcome(lambda: small.files.write("/tmp/f", bytes(8 * MiB))) for _ in range(20)]
+    assert all(one is None or isinstance(one, Interrupted) for one in found)
+
+
+def test_changes_under_a_tree_that_changes(small: shoal.Sandbox) -> None:
+    """Folders become links and files while the host walks the writable layer."""
+    source = """
+    #include <fcntl.h>
+    #include <stdio.h>
+    #include <unistd.h>
+    #include <sys/stat.h>
+    int main() {
+        if (fork()) return 0;
+        setsid(); mkdir("/w", 0777); chdir("/w");
+        for (;;) {
+            mkdir("d", 0755); mkdir("d/e", 0755); close(open("d/e/f", O_CREAT | O_WRONLY, 0644));
+            rename("d", "gone"); symlink("/etc", "d"); unlink("d"); close(open("d", O_CREAT | O_WRONLY, 0644)); unlink("d");
+            mkfifo("d", 0644); unlink("d"); unlink("gone/e/f"); rmdir("gone/e"); rmdir("gone");
+        }
+    }
+    """
+    small.commands.run([compiled(small, source)], timeout=10)
+    for _ in range(300):
+        paths = [change.path for change in small.changes()]
+        assert not any(path.startswith("/w/d/") and not path.startswith("/w/d/e") for path in paths)
+
+
+def test_nothing_is_left_of_operations_that_failed(small: shoal.Sandbox) -> None:
+    threads = []
+    for number in range(8):
+
+        def act(number: int = number) -> None:
+            _outcome(lambda: small.files.write("/tmp/full", bytes(32 * MiB)))
+            _outcome(lambda: small.files.read(f"/tmp/{number}"))
+
+        threads.append(threading.Thread(target=act))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(host_pids(small)) == 1
+    assert [name for name in small.commands.run("ls -A /tmp").stdout.split() if name.startswith(".shoal")] == []
+    assert len(os.listdir(f"/proc/{init_pid(small)}/fd")) < 16
+    assert not node()._find(small.id).commands
