@@ -7,11 +7,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/magic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "init.h"
@@ -36,6 +38,19 @@ static void check(bool good) {
 
 /* ---- reading and writing --------------------------------------------------------------------- */
 
+/* Of what /proc tells about this very process, whose memory and program are the helper's and not the sandbox's. */
+static bool tells_of_us(int fd) {
+    struct statfs fs;
+    if (fstatfs(fd, &fs) || fs.f_type != PROC_SUPER_MAGIC) return false;
+    char self[32], ours[32], path[PATH_MAX];
+    snprintf(self, sizeof self, "/proc/self/fd/%d", fd);
+    int prefix = snprintf(ours, sizeof ours, "/proc/%d", getpid());
+    ssize_t length = readlink(self, path, sizeof path - 1);
+    if (length < 0) return true;
+    path[length] = 0;
+    return !strncmp(path, ours, (size_t)prefix) && (path[prefix] == '/' || !path[prefix]);
+}
+
 /* O_NONBLOCK so that a FIFO without a writer is an error at once and not a wait for ever. */
 static int open_regular(const char *path, int flags) {
     int fd = open(path, flags | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
@@ -44,6 +59,7 @@ static int open_regular(const char *path, int flags) {
     check(!fstat(fd, &st));
     if (S_ISDIR(st.st_mode)) finish(EISDIR);
     if (!S_ISREG(st.st_mode)) finish(EINVAL);
+    if (tells_of_us(fd)) finish(EACCES);
     return fd;
 }
 
@@ -185,7 +201,8 @@ static void list(int fd, size_t length, int64_t depth) {
         if (child < 0 && is_gone(errno)) continue;
         check(child >= 0);
         memcpy(walked + length + name, "/", 2);
-        list(child, length + name + 1, depth - 1);
+        if (tells_of_us(child)) close(child);
+        else list(child, length + name + 1, depth - 1);
     }
     closedir(directory);
 }
@@ -225,13 +242,17 @@ _Noreturn void file_operation(const struct request *q) {
     case FILE_READ: copy(open_regular(path, O_RDONLY), 1); break;
     case FILE_WRITE: write_file_atomically(path, (mode_t)q->number); break;
     case FILE_APPEND: append(path); break;
-    case FILE_STAT:
-        check(!lstat(path, &st));
-        put_entry(AT_FDCWD, path, path, &st);
+    case FILE_STAT: {
+        int fd = open(path, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+        check(fd >= 0 && !fstat(fd, &st));
+        if (tells_of_us(fd)) finish(EACCES);
+        put_entry(fd, "", path, &st);
         break;
+    }
     case FILE_LIST: {
         int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         check(fd >= 0);
+        if (tells_of_us(fd)) finish(EACCES);
         list(fd, 0, q->number);
         break;
     }

@@ -1,4 +1,4 @@
-"""What all tests share: a home for Shoal's data, sandboxes, the `root` marker, and a look at what a run leaves behind."""
+"""What all tests share: a home for Shoal's data, sandboxes, the `root` marker, and a look at what a run leaves."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import residue
 
+import residue
 import shoal
 from shoal.node import facts
 from shoal.node.doctor.finding import Finding, Scene
@@ -38,7 +38,7 @@ def privilege() -> Finding:
 
 @pytest.fixture(scope="session")
 def shoal_home() -> Iterator[Path]:
-    """Shared by the session, so that the host's image is made once; on a disk, as EROFS cannot be mounted from tmpfs."""
+    """Shared by the session, so that the host's image is made once; on a disk, where EROFS can be mounted from."""
     places = (Path(tempfile.gettempdir()), Path("/var/tmp"), Path(__file__).parent)
     place = next((place for place in places if facts.filesystem(place) not in ("tmpfs", "overlay")), places[0])
     home = Path(tempfile.mkdtemp(prefix="shoal-tests-", dir=place))

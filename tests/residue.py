@@ -77,7 +77,7 @@ def descriptors(pid: int | str = "self") -> dict[int, str]:
         return found
     for name in names:
         with suppress(FileNotFoundError):  # that of this very scan
-            found[int(name)] = os.readlink(f"/proc/{pid}/fd/{name}")
+            found[int(name)] = str(Path(f"/proc/{pid}/fd/{name}").readlink())
     return found
 
 

@@ -19,11 +19,12 @@ def test_namespaces_of_this_process_are_not_its_childrens():
         process.kill()
 
 
-def test_files_and_directories_are_listed_but_lock_files_are_not(tmp_path):
-    before = surroundings([tmp_path], os.getpid())
-    (tmp_path / "slots").mkdir()
-    (tmp_path / "slots" / "0").touch()
-    (tmp_path / "tree").mkdir()
-    (tmp_path / "tree" / "file").touch()
-    left = surroundings([tmp_path], os.getpid()).files - before.files
-    assert left == {str(tmp_path / name) for name in ("tree", "tree/file")}
+def test_files_of_its_own_folder_count_and_of_the_shared_one_those_with_its_name(tmp_path):
+    own, shared = tmp_path / "own", tmp_path / "shared"
+    (own / "tree").mkdir(parents=True)
+    shared.mkdir()
+    before = surroundings(own, shared, 77)
+    for path in (own / "tree" / "file", shared / "shoal-77-1", shared / "shoal-78-1"):
+        path.touch()
+    left = surroundings(own, shared, 77).files - before.files
+    assert left == {str(own / "tree" / "file"), str(shared / "shoal-77-1")}

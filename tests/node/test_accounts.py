@@ -103,7 +103,9 @@ def test_any_bytes_give_an_account_or_a_typed_error(user: str | int, passwd: byt
     assert "\0" not in account.home + account.shell + account.name
 
 
-lines = st.lists(st.sampled_from([b"user", b"x", b"0", b"1000", b"", b"/", b"a,user", b"\xff", b"\0"]), max_size=9).map(b":".join)
+lines = st.lists(st.sampled_from([b"user", b"x", b"0", b"1000", b"", b"/", b"a,user", b"\xff", b"\0"]), max_size=9).map(
+    b":".join
+)
 
 
 @given(st.lists(lines, max_size=6).map(b"\n".join), st.lists(lines, max_size=6).map(b"\n".join))

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import residue
 
+import residue
 import shoal
 from shoal.sandbox.cgroup import Cgroups, Hierarchies, find_hierarchies
 from shoal.sandbox.plan import Plan
@@ -41,7 +41,9 @@ def test_hybrid() -> None:
 def test_version_1_alone() -> None:
     mounts = HYBRID.rpartition("\n")[0]
     found = find_hierarchies(mounts, "3:memory:/\n2:cpu,cpuacct:/\n")
-    assert found == Hierarchies({"memory": Path("/sys/fs/cgroup/memory"), "cpu": Path("/sys/fs/cgroup/cpu")}, None, NO_V2)
+    assert found == Hierarchies(
+        {"memory": Path("/sys/fs/cgroup/memory"), "cpu": Path("/sys/fs/cgroup/cpu")}, None, NO_V2
+    )
 
 
 def test_version_2_alone(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import residue
 
+import residue
 import shoal
 from shoal.errors import InvalidRequest, NotFound, PermissionDenied, PlatformError, SandboxGone, SetupFailed
 from shoal.node.interface import CommandRequest
@@ -206,7 +206,9 @@ def test_what_makes_no_sense_ends_the_connection_and_not_the_node(frame: bytes) 
 def test_a_set_up_that_failed_names_its_step() -> None:
     async def use(peer: Peer) -> None:
         await peer.send(Kind.FAILED, 0, struct.pack("<Ii", 0, errno.EPERM) + b"the kernel's words")
-        with pytest.raises(SetupFailed, match=r"step 0, hostname\('box'\): Operation not permitted \(the kernel's words\)"):
+        with pytest.raises(
+            SetupFailed, match=r"step 0, hostname\('box'\): Operation not permitted \(the kernel's words\)"
+        ):
             await peer.channel.ready
 
     with_peer(use)
@@ -312,9 +314,10 @@ def test_a_slow_one_does_not_hold_up_the_others(box: shoal.Sandbox) -> None:
 def test_many_at_a_time_get_their_own_output() -> None:
     async def use(id: str) -> None:
         async def one(number: int) -> None:
-            cmd = f"head -c {number * 1000} /dev/zero | tr '\\0' '{chr(97 + number % 26)}'; echo {number} >&2; exit {number}"
+            letter = chr(97 + number % 26)
+            cmd = f"head -c {number * 1000} /dev/zero | tr '\\0' {letter}; echo {number} >&2; exit {number}"
             result = await engine().node.run(id, CommandRequest(cmd=cmd))
-            assert result.stdout == chr(97 + number % 26) * (number * 1000)
+            assert result.stdout == letter * (number * 1000)
             assert (result.stderr, result.exit_code) == (f"{number}\n", number)
 
         await asyncio.gather(*map(one, range(100)))

@@ -27,6 +27,7 @@ PARTS = Parts(
     writable=1 << 30,
     inodes=1000,
     open_files=4096,
+    device=None,
     sys=SYS,
     devices=Devices(),
     accounting=HYBRID,
@@ -40,6 +41,7 @@ ORDINARY = Parts(
     writable=1 << 20,
     inodes=100,
     open_files=64,
+    device=None,
     sys=SYS,
     devices=Devices((("null", KEPT + 40), ("tty", KEPT + 41))),
     accounting=Accounting(),
@@ -137,5 +139,3 @@ def test_without_cgroups_nothing_is_joined() -> None:
     assert (commands, events, joins) == (NONE, NONE, [])
     (clone,) = arguments(plan, "clone")
     assert clone[-1] == NONE
-
-

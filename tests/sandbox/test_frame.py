@@ -6,7 +6,7 @@ import ctypes
 import shutil
 import struct
 import subprocess
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 
 import pytest
@@ -69,7 +69,7 @@ def python_decode(pieces: list[bytes]) -> tuple[list[Frame], int]:
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:
     bounds = [0, *sorted(place % (len(data) + 1) for place in places), len(data)]
-    return [data[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
+    return [data[start:end] for start, end in pairwise(bounds)]
 
 
 frames = st.lists(
@@ -91,9 +91,7 @@ def test_frames_survive_any_split(c: ctypes.CDLL, sent: list[Frame], places: lis
 
 
 @given(frames, places, st.integers(0, 5000))
-def test_cut_streams_give_the_whole_frames_only(
-    c: ctypes.CDLL, sent: list[Frame], places: list[int], end: int
-) -> None:
+def test_cut_streams_give_the_whole_frames_only(c: ctypes.CDLL, sent: list[Frame], places: list[int], end: int) -> None:
     data = wire(sent)
     data = data[: end % (len(data) + 1)]
     found, status = python_decode(cut(data, places))

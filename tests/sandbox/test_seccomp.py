@@ -22,8 +22,9 @@ X86_64, I386 = 0xC000003E, 0x40000003
 ALLOW, KILL = 0x7FFF0000, 0x80000000
 CALLS = {
     "read": 0, "ioctl": 16, "socket": 41, "socketpair": 53, "clone": 56, "execve": 59, "kill": 62, "ptrace": 101,
-    "setpriority": 141, "mount": 165, "sched_setscheduler": 144, "sched_setaffinity": 203, "keyctl": 250, "ioprio_set": 251,
-    "move_pages": 279, "perf_event_open": 298, "prlimit64": 302, "open_by_handle_at": 304, "setns": 308,
+    "setpriority": 141, "mount": 165, "sched_setscheduler": 144, "sched_setaffinity": 203, "keyctl": 250,
+    "ioprio_set": 251, "move_pages": 279, "perf_event_open": 298, "prlimit64": 302, "open_by_handle_at": 304,
+    "setns": 308,
     "sched_setattr": 314, "bpf": 321, "userfaultfd": 323, "io_uring_setup": 425, "open_tree": 428, "clone3": 435,
 }  # fmt: skip
 HIGH = 1 << 32

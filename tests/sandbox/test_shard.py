@@ -7,8 +7,8 @@ import random
 from collections.abc import Awaitable, Callable
 
 import pytest
-import residue
 
+import residue
 import shoal
 from shoal.node.interface import CreateRequest
 from shoal.node.local import LocalNode

@@ -29,9 +29,7 @@ def holder(folder: Path, count: int) -> Iterator[tuple[subprocess.Popen[str], se
     """Another process with so many slots."""
     command = [sys.executable, "-c", TAKE, str(folder), str(count)]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ
-    ) as process:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ) as process:
         assert process.stdout is not None
         try:
             yield process, set(map(int, process.stdout.readline().split()))

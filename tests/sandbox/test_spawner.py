@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import residue
 
+import residue
 from shoal.errors import PlatformError, SetupFailed
 from shoal.sandbox import spawner as spawners
 from shoal.sandbox.plan import FIRST_FREE_KEY, HOST_MOUNTS, HOST_NETWORK, KEPT, NONE, OWN_MOUNTS, Plan
@@ -44,6 +44,10 @@ def with_spawner(use: Callable[[Spawner], Awaitable[None]], cleanup: tuple[str, 
 
 def pids(spawner: Spawner) -> set[int]:
     return {process.pid for process in residue.descendants(spawner._pid)}
+
+
+def namespace(pid: int | str, kind: str) -> Path:
+    return Path(f"/proc/{pid}/ns/{kind}").readlink()
 
 
 def alive(pids: Iterable[int]) -> set[residue.Process]:
@@ -119,9 +123,9 @@ def test_the_kernel_says_what_it_disliked() -> None:
 @pytest.mark.root
 def test_after_a_failure_elsewhere_it_is_back_in_its_own_mounts() -> None:
     async def use(spawner: Spawner) -> None:
-        own = os.readlink(f"/proc/{spawner._pid}/ns/mnt")
+        own = namespace(spawner._pid, "mnt")
         await failure(spawner, plan(("enter", HOST_MOUNTS), ("open", 1, NONE, "/not/there", 0)))
-        assert os.readlink(f"/proc/{spawner._pid}/ns/mnt") == own != os.readlink("/proc/self/ns/mnt")
+        assert namespace(spawner._pid, "mnt") == own != namespace("self", "mnt")
 
     with_spawner(use)
 
@@ -134,7 +138,10 @@ def test_after_a_failure_elsewhere_it_is_back_in_its_own_mounts() -> None:
         (plan(("pivot", 1)).wire()[:-1], "malformed arguments"),
         (plan(("hostname", "box")).wire()[:-1], "malformed arguments"),
         (plan(("hostname", "b\0x")).wire(), "malformed arguments"),
-        (plan(("mount", 1, "tmpfs", 0, ["a"] * 3)).wire().replace(b"\3\0\0\0", b"\xff\xff\xff\xff"), "malformed arguments"),
+        (
+            plan(("mount", 1, "tmpfs", 0, ["a"] * 3)).wire().replace(b"\3\0\0\0", b"\xff\xff\xff\xff"),
+            "malformed arguments",
+        ),
     ],
 )
 def test_malformed_plans(wire: bytes, detail: str) -> None:
@@ -157,7 +164,7 @@ def test_a_failing_network_leaves_no_namespace() -> None:
         assert caught.errno == errno.ENOENT
         assert "/proc/sys/net/not/there" in str(caught)
         assert residue.settled(lambda: residue.descriptors(spawner._pid).keys() ^ before.keys()) == set()
-        assert os.readlink(f"/proc/{spawner._pid}/ns/net") == os.readlink("/proc/self/ns/net")
+        assert namespace(spawner._pid, "net") == namespace("self", "net")
 
     with_spawner(use)
 
@@ -245,9 +252,7 @@ def test_a_killed_spawner_is_noticed_and_takes_its_reaper_along() -> None:
         both = {spawner._pid, *pids(spawner)}
         os.kill(spawner._pid, signal.SIGKILL)
         with pytest.raises(PlatformError):
-            async with asyncio.timeout(5):
-                while True:
-                    await spawner.run(plan(("mount", 1, "tmpfs", 0, [])))
+            await asyncio.wait_for(use_for_ever(spawner), 5)
         assert not spawner.running
         assert not residue.settled(lambda: alive(both))
 
@@ -258,6 +263,11 @@ def test_a_missing_helper_names_the_way_out(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(spawners, "files", lambda _: tmp_path)
     with pytest.raises(PlatformError, match="run `make setup`"):
         spawners.binary()
+
+
+async def use_for_ever(spawner: Spawner) -> None:
+    while True:
+        await spawner.run(plan(("mount", 1, "tmpfs", 0, [])))
 
 
 # The death of those who use it
@@ -348,4 +358,4 @@ def test_node_and_spawner_killed_at_once_leave_no_process() -> None:
         assert not residue.settled(lambda: alive(found.pid for found in below))
     for root in residue.cgroups(process.pid):
         for folder, _, _ in os.walk(root, topdown=False):
-            os.rmdir(folder)
+            Path(folder).rmdir()

@@ -112,11 +112,11 @@ def init_pid(box: shoal.Sandbox) -> int:
 
 def host_pids(box: shoal.Sandbox) -> list[int]:
     """Of all its processes."""
-    space = os.readlink(f"/proc/{init_pid(box)}/ns/pid")
+    space = Path(f"/proc/{init_pid(box)}/ns/pid").readlink()
     found = []
     for entry in os.listdir("/proc"):
         try:
-            if entry.isdigit() and os.readlink(f"/proc/{entry}/ns/pid") == space:
+            if entry.isdigit() and Path(f"/proc/{entry}/ns/pid").readlink() == space:
                 found.append(int(entry))
         except OSError:
             continue

@@ -1,4 +1,4 @@
-"""File operations against a hostile tree: what answers is the sandbox's own content, or a typed error, and in bounds."""
+"""File operations against a hostile tree: what comes is the sandbox's own content, or a typed error, and in bounds."""
 
 from __future__ import annotations
 
@@ -79,23 +79,32 @@ def test_swapped_links_never_lead_to_the_host(small: shoal.Sandbox, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "path", ["/proc/self/root/etc/hostname", "/proc/1/root/etc/hostname", "/proc/self/cwd/etc/hostname"]
+    "path", ["/proc/self/root/etc/hostname", "/proc/1/root/etc/hostname", "/proc/self/cwd/../etc/hostname"]
 )
 def test_magic_links_stay_inside(small: shoal.Sandbox, path: str) -> None:
     small.files.write("/etc/hostname", "mine")
-    assert str(_outcome(lambda: small.files.read(path))) in ("mine", f"{path}: Permission denied")
+    found = _outcome(lambda: small.files.read(path))
+    assert found == "mine" or isinstance(found, ShoalError)
 
 
 def test_what_its_process_may_show_of_itself(small: shoal.Sandbox) -> None:
-    """A file operation runs as a copy of init: asked for itself, it has no memory, environment or descriptors to give."""
-    for name in ("mem", "environ", "maps", "fd/0", "fd/3", "exe", "fd", "map_files"):
+    """A file operation runs as a copy of init: a link to /proc/self must not make it tell of itself."""
+    for name in ("mem", "environ", "maps", "auxv", "fd/0", "fd/3", "exe", "fd", "map_files"):
         for path in (f"/proc/self/{name}", f"/proc/1/{name}", f"/proc/thread-self/{name}"):
-            within(10, lambda path=path: _harmless(small, path))  # type: ignore[misc]
+            small.commands.run(f"ln -sfn {path} /tmp/link", check=True)
+            for found in (
+                _outcome(lambda: small.files.read("/tmp/link")),
+                _outcome(lambda: small.files.list("/tmp/link")),
+            ):
+                assert isinstance(found, ShoalError) or not found, f"{path}: {found!r}"
 
 
-def _harmless(box: shoal.Sandbox, path: str) -> None:
-    for found in (_outcome(lambda: box.files.read(path)), _outcome(lambda: box.files.list(path))):
-        assert isinstance(found, ShoalError) or not found, f"{path}: {found!r}"
+def test_writing_through_links_to_its_own_process(small: shoal.Sandbox) -> None:
+    for name in ("mem", "oom_score_adj", "comm", "exe", "fd/1", "attr/current", "uid_map", "coredump_filter"):
+        small.commands.run(f"ln -sfn /proc/self/{name} /tmp/link", check=True)
+        within(10, lambda: _outcome(lambda: small.files.append("/tmp/link", "1000")))
+        within(10, lambda: _outcome(lambda: small.files.write("/tmp/link", "1000")))
+    still_works(small)
 
 
 def test_its_process_cannot_be_traced(small: shoal.Sandbox, tmp_path: Path) -> None:
@@ -120,7 +129,8 @@ def test_its_process_cannot_be_traced(small: shoal.Sandbox, tmp_path: Path) -> N
                 tried++;
                 char byte; struct iovec mine = {&byte, 1}, theirs = {(void *)0x400000, 1};
                 snprintf(path, sizeof path, "/proc/%d/fd/1", pid);
-                if (!ptrace(PTRACE_SEIZE, pid, 0, 0) || process_vm_readv(pid, &mine, 1, &theirs, 1, 0) > 0 || open(path, O_RDWR) >= 0) got++;
+                if (!ptrace(PTRACE_SEIZE, pid, 0, 0) || open(path, O_RDWR) >= 0) got++;
+                if (process_vm_readv(pid, &mine, 1, &theirs, 1, 0) > 0) got++;
             }
         FILE *out = fopen("/tmp/result", "w"); fprintf(out, "%ld %ld", tried, got); fclose(out);
     }
@@ -139,7 +149,8 @@ def test_its_process_cannot_be_traced(small: shoal.Sandbox, tmp_path: Path) -> N
 @pytest.mark.parametrize("kind", ["fifo", "socket", "directory", "device", "loop", "dangling", "unreadable parent"])
 def test_odd_files_are_typed_errors_and_no_waiting(small: shoal.Sandbox, kind: str) -> None:
     make = {
-        "fifo": "mkfifo /tmp/x", "directory": "mkdir /tmp/x", "device": "ln -s /dev/tty /tmp/x", "loop": "ln -s x /tmp/x",
+        "fifo": "mkfifo /tmp/x", "directory": "mkdir /tmp/x", "device": "ln -s /dev/tty /tmp/x",
+        "loop": "ln -s x /tmp/x",
         "socket": """python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind("/tmp/x")'""",
         "dangling": "ln -s /tmp/nowhere/at/all /tmp/x", "unreadable parent": "touch /tmp/y; ln -s /tmp/y/x /tmp/x",
     }[kind]  # fmt: skip
@@ -156,7 +167,7 @@ def test_odd_files_are_typed_errors_and_no_waiting(small: shoal.Sandbox, kind: s
 def test_a_hole_of_a_terabyte_costs_nothing(small: shoal.Sandbox, tmp_path: Path) -> None:
     before = _resident()
     small.commands.run(
-        "truncate -s 1T /tmp/hole; rm -f /etc/passwd /etc/group; ln -s /tmp/hole /etc/passwd; ln -s /tmp/hole /etc/group",
+        "truncate -s 1T /tmp/hole; ln -sf /tmp/hole /etc/passwd; ln -sf /tmp/hole /etc/group",
         check=True,
     )
     with pytest.raises(LimitExceeded):
@@ -174,9 +185,8 @@ def test_a_file_that_grows_while_it_is_read(small: shoal.Sandbox) -> None:
     small.commands.run(
         "(while :; do head -c 1000000 /dev/zero >> /tmp/f; truncate -s +10M /tmp/f; done) >/dev/null 2>&1 &"
     )
-    with pytest.raises(LimitExceeded):
-        for _ in range(2000):
-            small.files.read("/tmp/f", limit="64MiB")
+    read = (_outcome(lambda: small.files.read("/tmp/f", limit="64MiB")) for _ in range(2000))
+    assert any(isinstance(one, LimitExceeded) for one in read)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +290,8 @@ def test_changes_under_a_tree_that_changes(small: shoal.Sandbox) -> None:
         setsid(); mkdir("/w", 0777); chdir("/w");
         for (;;) {
             mkdir("d", 0755); mkdir("d/e", 0755); close(open("d/e/f", O_CREAT | O_WRONLY, 0644));
-            rename("d", "gone"); symlink("/etc", "d"); unlink("d"); close(open("d", O_CREAT | O_WRONLY, 0644)); unlink("d");
+            rename("d", "gone"); symlink("/etc", "d"); unlink("d");
+            close(open("d", O_CREAT | O_WRONLY, 0644)); unlink("d");
             mkfifo("d", 0644); unlink("d"); unlink("gone/e/f"); rmdir("gone/e"); rmdir("gone");
         }
     }
@@ -306,5 +317,32 @@ def test_nothing_is_left_of_operations_that_failed(small: shoal.Sandbox) -> None
         thread.join(60)
     assert len(host_pids(small)) == 1
     assert [name for name in small.commands.run("ls -A /tmp").stdout.split() if name.startswith(".shoal")] == []
-    assert len(os.listdir(f"/proc/{init_pid(small)}/fd")) < 16
+    assert len(os.listdir(f"/proc/{init_pid(small)}/fd")) < 64
     assert not node()._find(small.id).commands
+
+
+def test_marks_of_the_overlay_cannot_be_forged(small: shoal.Sandbox) -> None:
+    """Whiteouts and opaque folders made by hand hide nothing and do not mislead what is read of the changes."""
+    before = len(small.files.list("/usr/lib/python3", depth=1)) if small.files.exists("/usr/lib/python3") else 0
+    code = """
+    import stat
+    os.makedirs("/w/d")
+    names = ("user.overlay.opaque", "user.overlay.redirect", "user.overlay.whiteout", "user.overlay.metacopy",
+             "trusted.overlay.opaque", "user.overlay.origin", "user.overlay.overlay.opaque")
+    found = {}
+    for place in ("/usr/lib/python3", "/w/d", "/etc"):
+        for name in names:
+            if os.path.isdir(place): found[f"{place} {name}"] = tried(os.setxattr, place, name, b"y")
+    for place in ("/w/zero", "/tmp/zero", "/usr/zero"):
+        found[place] = tried(os.mknod, place, stat.S_IFCHR, 0)
+    answer(found)
+    """
+    found = python(small, code)
+    assert "ok" not in {found[place] for place in ("/w/zero", "/tmp/zero", "/usr/zero")}
+    if before:
+        assert len(small.files.list("/usr/lib/python3", depth=1)) == before
+    changes = {change.path: change.kind for change in small.changes()}
+    assert changes["/w/d"] == "added"
+    assert "removed" not in changes.values()
+    small.files.write("/w/d/x", "y")
+    assert small.commands.run("ls /etc/hostname").exit_code == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import shoal
+from shoal.node.interface import CommandRequest
 
 from .intruder import SMALL, USERS, compiled, host_ids, init_pid, python, still_works, within, x86_64
 
@@ -243,3 +244,37 @@ def test_hoarded_pipes_of_many_commands_do_not_end_the_service() -> None:
         for _ in range(30):
             box.commands.run(["python3", "-S", "-E", "-c", give], check=True, timeout=10)
         still_works(box)
+
+
+def test_a_terminal_that_is_flooded_after_its_end(small: shoal.Sandbox) -> None:
+    """Processes that outlive the leader open its terminal again and write: the command has ended all the same."""
+    flood = 'tty=$(tty); trap "" HUP; setsid sh -c "sleep 0.1; while :; do yes > $tty; done" >/dev/null 2>&1 & sleep 0.3; exit 3'
+    handle = small.commands.start(CommandRequest(cmd=flood, terminal=(80, 24), timeout=10))
+
+    def look() -> None:
+        for _ in handle:
+            pass
+        assert handle.wait().exit_code == 3
+
+    within(15, look)
+    still_works(small)
+
+
+def test_watches_of_epoll_are_not_all_taken(small: shoal.Sandbox) -> None:
+    """They are an account of a uid, and init needs a few of root's."""
+    code = """
+    import select
+    held, count = [], 0
+    try:
+        reader = os.pipe()[0]
+        targets = [os.dup(reader) for _ in range(400)]
+        while len(held) < 400:
+            held.append(select.epoll())
+            for target in targets: held[-1].register(target, select.EPOLLIN); count += 1
+    except OSError: pass
+    if os.fork() == 0: time.sleep(20)
+    answer(count)
+    """
+    assert python(small, code) > 1000
+    still_works(small)
+    assert len(small.commands.run("head -c 300000 /dev/zero", timeout=10).stdout_bytes) == 300_000

@@ -13,8 +13,6 @@ from msgspec import Struct
 from shoal.bench.memory import descendants
 
 _CGROUPS: Final = Path("/sys/fs/cgroup")
-_LOCKS: Final = "slots"
-"""Lock files of id ranges, shared by all nodes of the machine and never removed."""
 
 
 class Footprint(Struct, frozen=True):
@@ -52,20 +50,19 @@ def remaining(before: Footprint) -> tuple[int, int]:
     return processes, len(before.namespaces & held)
 
 
-def surroundings(folders: Iterable[Path], node: int) -> Surroundings:
-    """Mounts and files below `folders`, and cgroups that bear the pid of the node."""
-    places = [str(folder) for folder in folders]
+def surroundings(own: Path, shared: Path, node: int) -> Surroundings:
+    """Files and mounts below a folder of this node's own; of what it shares with others, what bears its pid."""
+    name = f"shoal-{node}-"
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     return Surroundings(
-        mounts=frozenset(line for line in mounts if any(place in line for place in places)),
-        cgroups=frozenset(str(path) for path in _CGROUPS.glob(f"**/shoal-{node}-*")),
-        files=frozenset(path for place in places for path in _files(place)),
+        mounts=frozenset(line for line in mounts if str(own) in line or name in line),
+        cgroups=frozenset(str(path) for path in _CGROUPS.glob(f"**/{name}*")),
+        files=frozenset((*_below(own), *(path for path in _below(shared) if name in path))),
     )
 
 
-def _files(place: str) -> Iterator[str]:
+def _below(place: Path) -> Iterator[str]:
     for folder, folders, files in os.walk(place):
-        folders[:] = [name for name in folders if name != _LOCKS]
         yield from (os.path.join(folder, name) for name in (*folders, *files))
 
 

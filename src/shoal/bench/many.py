@@ -112,14 +112,13 @@ def leftovers(place: Place) -> Iterator[Job]:
 
 def _leftovers(place: Place) -> Sample:
     os.environ["SHOAL_HOME"] = str(place.folder / "home")  # where no other node makes files at the same time
-    asyncio.run(_cycle(0))  # makes what stays on purpose: the layers of the image, the trees of mount points
+    asyncio.run(_cycle(0))  # makes what stays on purpose: the layers of the image
     embedded.close()
-    folders = (data_dir() / "store", run_dir())
-    before = surroundings(folders, os.getpid())
+    before = surroundings(data_dir(), run_dir(), os.getpid())
     traces = asyncio.run(_live(place))
     embedded.close()
     processes, namespaces = remaining(traces)
-    after = surroundings(folders, os.getpid())
+    after = surroundings(data_dir(), run_dir(), os.getpid())
     left = {
         "processes": processes,
         "namespaces": namespaces,

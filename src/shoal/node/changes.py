@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from typing import Final
+from typing import Final, Literal, NamedTuple
 
 from shoal.errors import LimitExceeded
 from shoal.types import Change
@@ -19,26 +19,57 @@ _DEPTH_MAX: Final = 200
 """Each level takes frames of this interpreter and a descriptor of the node for every layer."""
 _PATHS_MAX: Final = 64 << 20
 """A million long names at the bottom of 200 long folders would be 50 GB of text."""
+Kind = Literal["added", "changed", "removed"]
 _OPAQUE: Final = "user.overlay.opaque"
 
 
-def list_changes(upper: int, mounts: Sequence[str], lowers: Sequence[Sequence[int]]) -> list[Change]:
-    """All paths that differ from the layers, sorted. LimitExceeded where directories are nested too deep to be walked.
+class Stamped(NamedTuple):
+    """A change, and a number that is another one once the path has been changed again."""
+
+    change: Change
+    stamp: int
+
+
+Changes = Mapping[str, Stamped]
+"""By path."""
+
+
+def find_changes(upper: int, mounts: Sequence[str], lowers: Sequence[Sequence[int]]) -> Changes:
+    """All paths that differ from the layers. LimitExceeded where directories are nested too deep to be walked.
 
     `upper` holds `up<n>` for the n-th of `mounts`, whose read-only layers are `lowers[n]`, highest first: directory
     descriptors that stay the caller's.
     """
-    found: list[Change] = []
+    found: dict[str, Stamped] = {}
     room = _PATHS_MAX
     for index, target in enumerate(mounts):
         with ExitStack() as stack, suppress(FileNotFoundError):
             below = [_open(stack, ".", layer) for layer in lowers[index]]
             top = _open(stack, f"up{index}", upper)
-            for change in _walk(top, below, target.rstrip("/"), _DEPTH_MAX):
-                found.append(change)
-                if (room := room - len(change.path)) < 0:
+            for entry in _walk(top, below, target.rstrip("/"), _DEPTH_MAX):
+                found[entry.change.path] = entry
+                if (room := room - len(entry.change.path)) < 0:
                     raise LimitExceeded("characters in the paths of what changed", _PATHS_MAX)
-    return sorted(found)
+    return found
+
+
+def count_changes(before: Changes, after: Changes) -> dict[str, int]:
+    """How many paths were added, changed and removed between two looks at one sandbox."""
+    counts = {"added": 0, "changed": 0, "removed": 0}
+    for path in before.keys() | after.keys():
+        old, new = before.get(path), after.get(path)
+        if old != new:
+            counts[_kind_between(old and old.change.kind, new and new.change.kind)] += 1
+    return counts
+
+
+def _kind_between(old: Kind | None, new: Kind | None) -> Kind:
+    """From the kinds of a path against the layers at two times; None where it was as in the layers."""
+    if old is None and new is not None:
+        return new
+    if old == "removed":
+        return "added"
+    return "removed" if new == "removed" or (old == "added" and new is None) else "changed"
 
 
 def _open(stack: ExitStack, name: str, parent: int) -> int:
@@ -47,7 +78,7 @@ def _open(stack: ExitStack, name: str, parent: int) -> int:
     return descriptor
 
 
-def _walk(top: int, below: Sequence[int], path: str, depth: int) -> Iterator[Change]:
+def _walk(top: int, below: Sequence[int], path: str, depth: int) -> Iterator[Stamped]:
     """`below`: the same directory in the layers that have it and are not hidden."""
     if not depth:
         raise LimitExceeded(f"levels of directories at {path[:200]}", _DEPTH_MAX)
@@ -57,27 +88,33 @@ def _walk(top: int, below: Sequence[int], path: str, depth: int) -> Iterator[Cha
                 yield from _compare(top, below, entry.name, f"{path}/{entry.name}", depth)
 
 
-def _compare(top: int, below: Sequence[int], name: str, path: str, depth: int) -> Iterator[Change]:
+def _compare(top: int, below: Sequence[int], name: str, path: str, depth: int) -> Iterator[Stamped]:
     info = os.stat(name, dir_fd=top, follow_symlinks=False)
     if _is_whiteout(info):
-        yield Change(path, "removed", 0)
+        yield Stamped(Change(path, "removed", 0), 0)
         return
     old = _lookup(below, name)
     if stat.S_ISDIR(info.st_mode):
-        yield from _compare_directory(top, below, name, path, old, depth)
+        yield from _compare_directory(top, below, name, path, info, old, depth)
         return
     if old is not None and stat.S_ISDIR(old.st_mode):
         yield from _removed_below(below, name, path, set())
-    yield Change(path, "added" if old is None else "changed", info.st_size)
+    # The time of change is the kernel's own; nobody inside can set it back.
+    yield Stamped(Change(path, "added" if old is None else "changed", info.st_size), info.st_ctime_ns)
 
 
 def _compare_directory(
-    top: int, below: Sequence[int], name: str, path: str, old: os.stat_result | None, depth: int
-) -> Iterator[Change]:
-    if old is None:
-        yield Change(path, "added", 0)
-    elif not stat.S_ISDIR(old.st_mode):
-        yield Change(path, "changed", 0)
+    top: int,
+    below: Sequence[int],
+    name: str,
+    path: str,
+    info: os.stat_result,
+    old: os.stat_result | None,
+    depth: int,
+) -> Iterator[Stamped]:
+    # What is written in it changes its times too: of a directory only its mode counts (and its type).
+    if old is None or old.st_mode != info.st_mode:
+        yield Stamped(Change(path, "added" if old is None else "changed", 0), info.st_mode)
     with ExitStack() as stack:
         child = _open(stack, name, top)
         if _is_opaque(child) and old is not None and stat.S_ISDIR(old.st_mode):
@@ -114,14 +151,14 @@ def _descend(stack: ExitStack, below: Sequence[int], name: str) -> list[int]:
     return found
 
 
-def _removed_below(below: Sequence[int], name: str, path: str, kept: set[str]) -> Iterator[Change]:
+def _removed_below(below: Sequence[int], name: str, path: str, kept: set[str]) -> Iterator[Stamped]:
     """What stood in a directory that was replaced as a whole; only its own entries, not what is deeper."""
     with ExitStack() as stack:
         layers = _descend(stack, below, name)
         names = {entry for layer in layers for entry in os.listdir(layer)}
         for entry in sorted(names - kept):
             if _lookup(layers, entry) is not None:
-                yield Change(f"{path}/{entry}", "removed", 0)
+                yield Stamped(Change(f"{path}/{entry}", "removed", 0), 0)
 
 
 def _is_whiteout(info: os.stat_result) -> bool:

@@ -221,12 +221,14 @@ def file_error(path: str, error: int) -> ShoalError:
     match error:
         case errno.ENOENT | errno.ENOTDIR:
             return NotFound(text)
-        case errno.EACCES | errno.EPERM | errno.EROFS:
+        case errno.EACCES | errno.EPERM | errno.EROFS | errno.ETXTBSY:
             return PermissionDenied(text)
         case errno.EISDIR | errno.EEXIST | errno.ENOTEMPTY:
             return FileExists(text)
-        case errno.EINVAL:
+        case errno.EINVAL | errno.ENXIO:
             return InvalidRequest("path", f"{path} is not a regular file")
+        case errno.EAGAIN | errno.ENOMEM:
+            return Interrupted(f"{text}: a lease or a limit of the sandbox is in the way")
         case errno.ENAMETOOLONG | errno.ELOOP | errno.EBUSY:
             return InvalidRequest("path", text)
         case errno.ENOSPC | errno.EDQUOT:

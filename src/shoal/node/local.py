@@ -19,7 +19,7 @@ from shoal.image.host import host
 from shoal.image.interpreter import Interpreters
 from shoal.image.store import Store
 from shoal.network.index import PackageIndex, read_package_index
-from shoal.node import changes
+from shoal.node.changes import Changes, count_changes, find_changes
 from shoal.node.commands import check_env, check_seconds
 from shoal.node.files import READ_MAX, Files
 from shoal.node.interface import CommandRequest, CreateRequest, Output
@@ -179,9 +179,10 @@ class LocalNode:
         holder = self._find(sandbox)
         if not request.changes:
             return await holder.run(request)
-        before: set[Change] = set(await self.changes(sandbox))
+        before = await self._changes(sandbox)
         result = await holder.run(request)
-        return msgspec.structs.replace(result, changes=_summary(set(await self.changes(sandbox)) - before))
+        counts = count_changes(before, await self._changes(sandbox))
+        return msgspec.structs.replace(result, changes=counts)
 
     async def start(self, sandbox: str, request: CommandRequest) -> tuple[int, int]:
         holder = self._find(sandbox)
@@ -260,11 +261,14 @@ class LocalNode:
         await (await self._files(sandbox, None)).symlink(path, target)
 
     async def changes(self, sandbox: str) -> list[Change]:
+        return sorted(entry.change for entry in (await self._changes(sandbox)).values())
+
+    async def _changes(self, sandbox: str) -> Changes:
         box = self._find(sandbox).box
         upper = os.dup(box.upper)
         lowers = await box.lowers()
         try:
-            return await asyncio.to_thread(changes.list_changes, upper, box.mounts, lowers)
+            return await asyncio.to_thread(find_changes, upper, box.mounts, lowers)
         finally:
             for descriptor in (upper, *(layer for layers in lowers for layer in layers)):
                 os.close(descriptor)
@@ -308,11 +312,6 @@ def _check(request: CreateRequest) -> None:
         raise InvalidRequest("cwd", f"takes an absolute path, not {request.cwd!r}")
     check_seconds("ttl", request.ttl)
     check_env(request.env)
-
-
-def _summary(changed: set[Change]) -> dict[str, int]:
-    kinds = ("added", "changed", "removed")
-    return {kind: sum(change.kind == kind for change in changed) for kind in kinds}
 
 
 def _raise_open_files() -> None:

@@ -17,10 +17,11 @@ from typing import Final
 from msgspec import Struct
 
 from shoal.sandbox.plan import Plan
-from shoal.types import Profile
+from shoal.types import MiB, Profile
 
 CONTROLLERS: Final = ("memory", "cpu", "pids")
 _PERIOD_US: Final = 100_000
+_BUFFERS: Final = "memory.kmem.tcp.limit_in_bytes"
 
 
 Keys = Mapping[str, int]
@@ -98,6 +99,7 @@ class Cgroups:
         if hierarchies.unified is not None and self._make_root("unified", hierarchies.unified / name):
             self._v2 = self._delegate(hierarchies.v2_controllers)
         self._swap = self._find_swap_limit()
+        self._buffers = "memory" in self._roots and (self._roots["memory"] / _BUFFERS).exists()
         self._next = 0
 
     def _find_swap_limit(self) -> str | None:
@@ -168,24 +170,29 @@ class Cgroups:
         """Adds the operations that set a profile's limits. `writable`: bytes that files in memory take on top."""
         memory = str(profile.memory + writable)
         quota = str(max(int(profile.cpu * _PERIOD_US), 1000))
-        limits = {
-            ("memory", "cmd/memory.limit_in_bytes"): memory,
-            ("cpu", "cpu.cfs_quota_us"): quota,
-            ("pids", "cmd/pids.max"): str(profile.processes),
-        }
-        if self._swap == "memory.memsw.limit_in_bytes":
-            limits["memory", f"cmd/{self._swap}"] = memory
+        limits = [("cpu", "cpu.cfs_quota_us", quota), ("pids", "cmd/pids.max", str(profile.processes))]
+        limits += self._version1_memory(profile, memory)
         if "memory" in self._v2:
-            limits["unified", "cmd/memory.max"] = memory
+            limits.append(("unified", "cmd/memory.max", memory))
             if self._swap == "memory.swap.max":
-                limits["unified", f"cmd/{self._swap}"] = "0"
+                limits.append(("unified", f"cmd/{self._swap}", "0"))
         if "cpu" in self._v2:
-            limits["unified", "cpu.max"] = f"{quota} {_PERIOD_US}"
+            limits.append(("unified", "cpu.max", f"{quota} {_PERIOD_US}"))
         if "pids" in self._v2:
-            limits["unified", "cmd/pids.max"] = str(profile.processes)
-        for (controller, path), value in limits.items():
+            limits.append(("unified", "cmd/pids.max", str(profile.processes)))
+        for controller, path, value in limits:
             if controller in self._roots:
                 plan.add("write", keys[controller], f"{group.name}/{path}", value)
+
+    def _version1_memory(self, profile: Profile, memory: str) -> list[tuple[str, str, str]]:
+        """In the order of writing: the limit with swap must never be below the one without."""
+        limits = [("memory", "cmd/memory.limit_in_bytes", memory)]
+        if self._swap == "memory.memsw.limit_in_bytes":
+            limits = [("memory", f"cmd/{self._swap}", "-1"), *limits, ("memory", f"cmd/{self._swap}", memory)]
+        if self._buffers:
+            # Socket buffers are charged to a group only where this is set.
+            limits.append(("memory", f"cmd/{_BUFFERS}", str(max(16 * MiB, profile.memory // 8))))
+        return limits
 
     def remove(self, plan: Plan, keys: Keys, group: Group) -> None:
         """Adds the operations that remove a group; they fail while a process is in it, and can be done again."""

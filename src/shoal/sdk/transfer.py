@@ -90,6 +90,8 @@ async def download(node: Node, sandbox: str, remote: str, local: Path, limit: in
     try:
         base = remote.rstrip("/") + "/"
         for entry in await node.list_files(sandbox, remote, _DEPTH):
+            if entry.path.removeprefix(base).count("/") == _DEPTH - 1:
+                raise LimitExceeded(f"levels of directories in {remote}", _DEPTH - 1)
             await _download_entry(node, sandbox, base, entry, root, room)
     finally:
         os.close(root)

@@ -1,0 +1,267 @@
+"""Commands: output, time limits, processes, and what they are blamed for. Each case once broke a system like this."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from pathlib import Path
+
+import pytest
+
+import shoal
+from shoal.types import MiB, Profile
+
+TIGHT = Profile(cpu=2, memory=64 * MiB, disk=32 * MiB, processes=128)
+
+
+def _resident() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _count(box: shoal.Sandbox, name: str) -> int:
+    """Live processes of that name."""
+    return int(box.commands.run(["pgrep", "-c", "-x", name]).stdout)
+
+
+@pytest.mark.parametrize("to", ["", ">&2"])
+def test_t01_much_output(box: shoal.Sandbox, to: str) -> None:
+    """200 MB: head and tail are kept within the limit, the rest is counted, and the node holds none of it."""
+    before = _resident()
+    result = box.commands.run(
+        f"(echo first; head -c 200000000 /dev/zero | tr '\\0' x; echo last) {to}; exit 3", timeout=60
+    )
+    kept, total = (result.stderr_bytes, result.stderr_total) if to else (result.stdout_bytes, result.stdout_total)
+    assert result.exit_code == 3
+    assert len(kept) <= 1 * MiB
+    assert kept.startswith(b"first\n")
+    assert kept.endswith(b"xlast\n")
+    assert b"bytes left out" in kept
+    assert result.truncated
+    assert total == 200_000_000 + len("first\nlast\n")
+    assert _resident() - before < 64 * MiB
+    assert result.duration < 30
+
+
+def test_t02_bytes_that_are_no_text(box: shoal.Sandbox) -> None:
+    result = box.commands.run(r"printf 'a\377\376b'")
+    assert result.exit_code == 0
+    assert result.stdout_bytes == b"a\xff\xfeb"
+    assert result.stdout == "a��b"
+    assert not result.truncated
+
+
+SPLIT = r"""
+import os
+data, at, step = "☕".encode() * 100000, 0, 0
+while at < len(data):
+    step = step % 7 + 1
+    os.write(1, data[at:at + step])
+    at += step
+"""
+
+
+def test_t03_split_characters(box: shoal.Sandbox) -> None:
+    pieces: list[str] = []
+    result = box.commands.run(["python3", "-c", SPLIT], on_stdout=pieces.append, timeout=120)
+    assert "".join(pieces) == result.stdout == "☕" * 100_000
+
+
+def test_t03_split_characters_of_a_background_command(box: shoal.Sandbox) -> None:
+    handle = box.commands.run(["python3", "-c", SPLIT], background=True, timeout=120)
+    assert b"".join(piece.data for piece in handle).decode() == "☕" * 100_000
+    assert handle.wait().stdout_total == 300_000
+
+
+def test_t04_background_child_keeps_the_pipes(box: shoal.Sandbox) -> None:
+    start = time.monotonic()
+    result = box.commands.run("sleep 30 & echo ok")
+    assert time.monotonic() - start < 2
+    assert (result.exit_code, result.stdout) == (0, "ok\n")
+    assert _count(box, "sleep") == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        """setsid sh -c 'trap "" TERM; while :; do :; done' & wait""",
+        """setsid setsid sh -c 'trap "" TERM INT HUP; while :; do :; done' </dev/null >/dev/null 2>&1 & sleep 60""",
+        """python3 -c 'import os, time
+for _ in range(3):
+    if os.fork(): os._exit(0) if _ else None; time.sleep(60) if not _ else None
+    os.setsid()
+while True: pass'""",
+    ],
+    ids=["setsid", "detached", "double fork"],
+)
+def test_t05_a_timeout_ends_the_whole_tree(box: shoal.Sandbox, command: str) -> None:
+    start = time.monotonic()
+    result = box.commands.run(command, timeout=2)
+    assert time.monotonic() - start < 4
+    assert (result.limit, result.verdict, result.exit_code, result.signal) == ("timeout", "policy_timeout", None, 9)
+    left = box.commands.run("ps -eo args | grep -c '[w]hile'", timeout=5).stdout.strip()
+    assert left == "0"
+    assert box.commands.run("echo next").stdout == "next\n"
+
+
+def test_t06_output_is_kept_on_timeout(box: shoal.Sandbox) -> None:
+    result = box.commands.run("echo A; echo B >&2; sleep 60", timeout=2)
+    assert (result.stdout, result.stderr, result.limit, result.exit_code) == ("A\n", "B\n", "timeout", None)
+
+
+def test_t06_silence(box: shoal.Sandbox) -> None:
+    """A slow but talking command is told from one that hangs."""
+    talking = box.commands.run("for i in 1 2 3 4; do echo $i; sleep 0.4; done", silence=1.5)
+    assert (talking.exit_code, talking.limit) == (0, None)
+    quiet = box.commands.run("echo x; sleep 30", silence=1)
+    assert (quiet.stdout, quiet.limit, quiet.verdict) == ("x\n", "silence", "policy_timeout")
+    assert 1 <= quiet.duration < 4
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "out", "err"),
+    [
+        ("cat", 0, "", ""),
+        ("python3 -c 'input()'", 1, "", "EOFError"),
+        ("read x; echo $?", 0, "1\n", ""),
+    ],
+)
+def test_t07_no_stdin(box: shoal.Sandbox, command: str, code: int, out: str, err: str) -> None:
+    result = box.commands.run(command, timeout=2)
+    assert (result.exit_code, result.stdout) == (code, out)
+    assert err in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "out"),
+    [
+        ("cat <<EOF\ntext\nEOF", 0, "text\n"),
+        ("echo x # comment", 0, "x\n"),
+        ("echo 'open", 2, ""),
+        ("echo x \\", 0, "x\n"),
+        ("sleep 0 &", 0, ""),
+        ('[[ "a b" =~ ^a\\ b$ ]] && echo ${UNSET:-"q r"} $((1<<3))', 0, "q r 8\n"),
+        ("set -euo pipefail; echo hi; false; echo never", 1, "hi\n"),
+    ],
+    ids=["heredoc", "comment", "open quote", "backslash", "background", "bash", "strict"],
+)
+def test_t08_awkward_shell_text(box: shoal.Sandbox, command: str, code: int, out: str) -> None:
+    result = box.commands.run(command, timeout=5)
+    assert result.stdout.replace("x \\\n", "x\n") == out
+    assert result.exit_code in ((code,) if code != 2 else (1, 2))
+    if code == 2:
+        assert "unexpected EOF" in result.stderr
+
+
+@pytest.mark.parametrize("runs", [60, pytest.param(500, marks=pytest.mark.slow)])
+def test_t11_orphans_are_reaped(box: shoal.Sandbox, runs: int) -> None:
+    before = _count(box, "sleep")
+    for _ in range(runs):
+        assert box.commands.run("(sleep 0.05 &) ; true").exit_code == 0
+    deadline = time.monotonic() + 10
+    while (states := box.commands.run("ps -eo stat,comm").stdout).count("sleep") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not [line for line in states.splitlines() if line.startswith("Z")]
+    assert _count(box, "sleep") == before == 0
+    assert len(states.splitlines()) <= 3
+
+
+def test_t13_blame_for_running_out_of_memory() -> None:
+    with shoal.Sandbox.create(profile=TIGHT) as box:
+        hungry = box.commands.run(
+            ["python3", "-c", "x = bytearray(1 << 30); x[::4096] = b'x' * len(x[::4096])"], timeout=60
+        )
+        assert (hungry.signal, hungry.limit, hungry.verdict) == (9, "memory", "policy_oom")
+        assert hungry.oom_kills >= 1
+        itself = box.commands.run("kill -9 $$")
+        assert (itself.signal, itself.limit, itself.oom_kills, itself.verdict) == (9, None, 0, "ok")
+        child = box.commands.run(
+            "python3 -c 'x = bytearray(1 << 30); x[::4096] = b\"x\" * len(x[::4096])'; exit 0", timeout=60
+        )
+        assert (child.exit_code, child.signal) == (0, None)
+        assert child.oom_kills >= 1
+        code = box.commands.run("exit 137")
+        assert (code.exit_code, code.signal, code.limit, code.oom_kills) == (137, None, None, 0)
+
+
+def test_t14_fork_bomb_and_neighbour() -> None:
+    with shoal.Sandbox.create(profile=TIGHT) as bomber, shoal.Sandbox.create(profile=TIGHT) as neighbour:
+        start = time.monotonic()
+        bomb = bomber.commands.run(":(){ :|:& };:; sleep 60", background=True, timeout=5)
+        waits = []
+        for _ in range(15):
+            begun = time.monotonic()
+            assert neighbour.commands.run(["true"]).exit_code == 0
+            waits.append(time.monotonic() - begun)
+            time.sleep(0.2)
+        bomb.wait()
+        assert time.monotonic() - start < 10
+        assert max(waits) < 2
+        begun = time.monotonic()
+        bomber.kill()
+        assert time.monotonic() - begun < 4
+        with pytest.raises(shoal.SandboxGone):
+            bomber.commands.run("true")
+
+
+def test_t19_environment() -> None:
+    with shoal.Sandbox.create(env={"A": "1", "PATH": "/opt/x/bin:/usr/bin:/bin"}) as box:
+        box.files.write("/opt/x/bin/tool", "#!/bin/sh\necho tool $A\n", mode=0o755)
+        for command in ("tool", "sh -c tool", "bash -c tool", ["tool"], "tool | cat"):
+            assert box.commands.run(command).stdout == "tool 1\n"
+        assert b"".join(piece.data for piece in box.commands.run("tool", background=True)) == b"tool 1\n"
+        assert box.commands.run("tool", env={"A": "2"}).stdout == "tool 2\n"
+        assert box.commands.run("tool").stdout == "tool 1\n"
+        assert box.commands.run("echo $HOME $USER").stdout == "/root root\n"
+        assert box.commands.run("echo $HOME $USER $A", user="user").stdout == "/home/user user 1\n"
+
+
+@pytest.mark.parametrize("cycles", [8, pytest.param(200, marks=pytest.mark.slow)])
+def test_t12_a_stubborn_sandbox_leaves_nothing(cycles: int) -> None:
+    stubborn = """
+    (trap '' TERM INT HUP; while :; do sleep 1; done) &
+    sleep 100 & kill -STOP $!
+    (while :; do sh -c 'sleep 0.01' & sleep 0.02; done) >/dev/null 2>&1 &
+    mkdir -p /sys/fs/cgroup/x /tmp/m; mount -t tmpfs none /tmp/m; echo x > /dev/shm/x
+    """
+    with shoal.Sandbox.create() as warm:
+        warm.commands.run("true")
+    mounts, descriptors = Path("/proc/self/mountinfo").read_text(), len(os.listdir("/proc/self/fd"))
+    threads = len(os.listdir("/proc/self/task"))
+    for _ in range(cycles):
+        box = shoal.Sandbox.create()
+        box.commands.run(stubborn, timeout=10)
+        start = time.monotonic()
+        box.kill()
+        assert time.monotonic() - start < 4
+    time.sleep(0.5)
+    assert Path("/proc/self/mountinfo").read_text() == mounts
+    assert len(os.listdir("/proc/self/fd")) <= descriptors + 4
+    assert len(os.listdir("/proc/self/task")) <= threads + 2
+
+
+def test_a_model_cannot_switch_its_limits_off(box: shoal.Sandbox) -> None:
+    """B010: a time limit that comes from a model is checked and not believed."""
+    for wrong in (-1, 0, float("nan"), float("inf"), True, "5", 1e30):
+        with pytest.raises(shoal.InvalidRequest, match="timeout"):
+            box.commands.run("true", timeout=wrong)  # type: ignore[arg-type]
+    for command, env, field in (
+        ("a\0b", {}, "cmd"),
+        ("\ud800", {}, "cmd"),
+        ([], {}, "cmd"),
+        ("true", {"A=B": "1"}, "env"),
+        ("true", {"A": "\0"}, "env"),
+    ):
+        with pytest.raises(shoal.InvalidRequest, match=field):
+            box.commands.run(command, env=env)
+    with pytest.raises(shoal.InvalidRequest, match="stdin"):
+        box.commands.run("true", stdin=5)  # type: ignore[call-overload]
+
+
+def test_b007_a_command_may_print_anything(box: shoal.Sandbox) -> None:
+    """T10: the end of a command is not looked for in what it writes."""
+    text = "".join(chr(number) for number in range(1, 128)) + "\nexit 0\n__END__ 0"
+    box.files.write("/tmp/text", text)
+    result = box.commands.run("cat /tmp/text; exit 5")
+    assert (result.exit_code, result.stdout) == (5, text)
+    assert box.commands.run("echo next").stdout == "next\n"
