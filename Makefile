@@ -39,7 +39,7 @@ $(STAMP): pyproject.toml build_init.py | system-packages
 # What the build and the layers need of the system, where it is Debian and we may. Without musl the system's compiler
 # does; without erofs-utils layers are directories.
 system-packages:
-	@scripts/install_system_packages
+	@PYTHON=$(PYTHON) scripts/install_system_packages
 
 bench: setup  ## the benchmark table, with what users would pick instead
 	$(BIN)/shoal bench --peers

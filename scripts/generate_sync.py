@@ -19,7 +19,7 @@ RULES = (
     (r"\basync def __aiter__", "def __iter__"),
     (r"\basync def ", "def "),
     (r"\basync for ", "for "),
-    (r"\basync with ", "with "),
+    (r"\basync with\b", "with"),
     (r"\bawait acall\(", "call("),
     (r"\bawait ", ""),
     (r"\bacall\b", "call"),

@@ -96,7 +96,7 @@ def test_what_its_process_may_show_of_itself(small: shoal.Sandbox) -> None:
                 _outcome(lambda: small.files.read("/tmp/link")),
                 _outcome(lambda: small.files.list("/tmp/link")),
             ):
-                assert isinstance(found, ShoalError) or not found, f"{path}: {found!r}"
+                assert isinstance(found, ShoalError) or not found, f"{path}: {str(found)[:80]!r}"
 
 
 def test_writing_through_links_to_its_own_process(small: shoal.Sandbox) -> None:
@@ -137,7 +137,7 @@ def test_its_process_cannot_be_traced(small: shoal.Sandbox, tmp_path: Path) -> N
     """
     small.commands.run([compiled(small, source)], timeout=10)
     small.commands.run("head -c 40000000 /dev/zero > /tmp/big", check=True)
-    for _ in range(30):
+    for _ in range(8):
         small.files.read("/tmp/big", format="bytes")
     small.files.write("/tmp/stop", "")
     small.commands.run("until test -s /tmp/result; do sleep 0.02; done", timeout=10)
@@ -253,18 +253,20 @@ def test_a_listing_is_whole_whatever_the_limit_of_open_files() -> None:
 def test_a_stopped_operation_is_ended(small: shoal.Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGSTOP from inside cannot be refused; the call must not wait for ever."""
     monkeypatch.setattr("shoal.node.files._STILL_SECONDS", 1.0)
-    source = """
-    #include <signal.h>
-    #include <unistd.h>
-    int main() { if (fork()) return 0; setsid(); usleep(50000); for (;;) { kill(-1, SIGSTOP); usleep(20); } }
+    small.commands.run("head -c 20000000 /dev/zero > /tmp/f", check=True)
+    pieces = small.files.read("/tmp/f", format="stream")
+    next(pieces)
+    stop = """
+    stopped = [pid for pid in os.listdir("/proc") if pid.isdigit() and pid != "1"
+               and open(f"/proc/{pid}/comm").read() == "shoal-init\\n"]
+    for pid in stopped: os.kill(int(pid), signal.SIGSTOP)
+    answer(len(stopped))
     """
-    small.commands.run([compiled(small, source)], timeout=10)
-    found: list[object] = []
-    for _ in range(5):
-        within(10, lambda: found.append(_outcome(lambda: small.files.read("/usr/bin/gcc", format="bytes"))))
-        within(10, lambda: found.append(_outcome(lambda: small.files.write("/tmp/f", bytes(4 * MiB)))))
-    assert any(isinstance(one, Interrupted) for one in found)
-    assert all(isinstance(one, (Interrupted, bytes, type(None))) for one in found)
+    assert python(small, stop) == 1
+    with pytest.raises(Interrupted, match="stopped"):
+        within(10, lambda: [None for _ in pieces])
+    still_works(small)
+    assert len(host_pids(small)) == 1
 
 
 def test_a_killed_operation_is_not_the_platforms_fault(small: shoal.Sandbox) -> None:

@@ -16,13 +16,14 @@ pytestmark = pytest.mark.root
 
 CALLS = {
     "mount": 165, "umount2": 166, "pivot_root": 155, "fsopen": 430, "open_tree": 428, "move_mount": 429,
-    "fsconfig": 431, "fsmount": 432, "fspick": 433, "mount_setattr": 442, "unshare": 272, "setns": 308, "bpf": 321,
-    "keyctl": 250, "add_key": 248, "request_key": 249, "perf_event_open": 298, "userfaultfd": 323, "io_uring_setup": 425,
-    "io_uring_enter": 426, "io_uring_register": 427, "kexec_load": 246, "kexec_file_load": 320, "init_module": 175,
-    "finit_module": 313, "delete_module": 176, "reboot": 169, "open_by_handle_at": 304, "name_to_handle_at": 303,
-    "syslog": 103, "acct": 163, "swapon": 167, "swapoff": 168, "settimeofday": 164, "clock_settime": 227,
-    "adjtimex": 159, "clock_adjtime": 305, "iopl": 172, "ioperm": 173, "fanotify_init": 300, "vhangup": 153, "quotactl": 179,
-    "ustat": 136, "sethostname": 170, "setdomainname": 171,
+    "fsconfig": 431, "fsmount": 432, "fspick": 433, "mount_setattr": 442, "unshare": 272, "setns": 308, "bpf":
+    321, "keyctl": 250, "add_key": 248, "request_key": 249, "perf_event_open": 298, "userfaultfd": 323,
+    "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "kexec_load": 246,
+    "kexec_file_load": 320, "init_module": 175, "finit_module": 313, "delete_module": 176, "reboot": 169,
+    "open_by_handle_at": 304, "name_to_handle_at": 303, "syslog": 103, "acct": 163, "swapon": 167, "swapoff":
+    168, "settimeofday": 164, "clock_settime": 227, "adjtimex": 159, "clock_adjtime": 305, "iopl": 172,
+    "ioperm": 173, "fanotify_init": 300, "vhangup": 153, "quotactl": 179, "ustat": 136, "sethostname": 170,
+    "setdomainname": 171,
 }  # fmt: skip
 KEPT = {0, 1, 3, 4, 5, 6, 7, 8, 10, 18, 31}
 """CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, SYS_CHROOT, SETFCAP."""

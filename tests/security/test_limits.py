@@ -133,7 +133,7 @@ def _prelude() -> str:
 
 @pytest.mark.parametrize("kind", ["tcp", "udp"])
 def test_buffers_of_the_loopback_are_bounded(small: shoal.Sandbox, kind: str) -> None:
-    """They are an account of the whole machine (tcp_mem, udp_mem); the sandbox pays only where the kernel is told to."""
+    """They are an account of the machine (tcp_mem, udp_mem); the sandbox pays only where the kernel is told to."""
     before = _socket_pages(kind)
     code = """
     held, server = [], socket.create_server(("127.0.0.1", 0), backlog=1000)

@@ -30,6 +30,8 @@ class Surroundings(Struct, frozen=True):
     mounts: frozenset[str]
     cgroups: frozenset[str]
     files: frozenset[str]
+    descriptors: int
+    """Open in the node's process. A socket made in a network namespace keeps that alive."""
 
 
 def footprint(node: int) -> Footprint:
@@ -39,15 +41,14 @@ def footprint(node: int) -> Footprint:
     return Footprint(processes, frozenset(_namespaces(pids)) - frozenset(_namespaces([node])))
 
 
-def remaining(before: Footprint) -> tuple[int, int]:
-    """How many of its processes still run, and of its namespaces something still holds."""
-    processes = sum(_start(pid) == start for pid, start in before.processes)
-    newest = max((int(start) for _, start in before.processes), default=0)
-    # Numbers of namespaces come again at once: what younger processes have under the same number is another one.
-    pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
-    older = [pid for pid in pids if (start := _start(pid)) and int(start) <= newest]
-    held = frozenset(_namespaces(older)) | frozenset(_open_namespaces(older))
-    return processes, len(before.namespaces & held)
+def remaining(before: Footprint, node: int) -> tuple[int, int]:
+    """How many of its processes still run, and how many of its namespaces these or the node's own process hold.
+
+    Only theirs: numbers of namespaces come again at once, and elsewhere the same number is another namespace.
+    """
+    alive = [pid for pid, start in before.processes if _start(pid) == start]
+    held = frozenset(_namespaces([*alive, node])) | frozenset(_opened([*alive, node]))
+    return len(alive), len(before.namespaces & held)
 
 
 def surroundings(own: Path, shared: Path, node: int) -> Surroundings:
@@ -58,6 +59,7 @@ def surroundings(own: Path, shared: Path, node: int) -> Surroundings:
         mounts=frozenset(line for line in mounts if str(own) in line or name in line),
         cgroups=frozenset(str(path) for path in _CGROUPS.glob(f"**/{name}*")),
         files=frozenset((*_below(own), *(path for path in _below(shared) if name in path))),
+        descriptors=sum(1 for _ in _opened([node])),
     )
 
 
@@ -82,8 +84,8 @@ def _namespaces(pids: Iterable[int]) -> Iterator[str]:
                     yield str(Path(f"/proc/{pid}/ns/{name}").readlink())
 
 
-def _open_namespaces(pids: Iterable[int]) -> Iterator[str]:
-    """Those that are held by a descriptor only."""
+def _opened(pids: Iterable[int]) -> Iterator[str]:
+    """What their descriptors lead to; among it namespaces that no process is in."""
     for pid in pids:
         with suppress(OSError):
             for name in os.listdir(f"/proc/{pid}/fd"):

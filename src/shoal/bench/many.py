@@ -117,7 +117,7 @@ def _leftovers(place: Place) -> Sample:
     before = surroundings(data_dir(), run_dir(), os.getpid())
     traces = asyncio.run(_live(place))
     embedded.close()
-    processes, namespaces = remaining(traces)
+    processes, namespaces = remaining(traces, os.getpid())
     after = surroundings(data_dir(), run_dir(), os.getpid())
     left = {
         "processes": processes,
@@ -125,6 +125,7 @@ def _leftovers(place: Place) -> Sample:
         "mounts": len(after.mounts - before.mounts),
         "cgroups": len(after.cgroups - before.cgroups),
         "files": len(after.files - before.files),
+        "descriptors": max(after.descriptors - before.descriptors, 0),
     }
     return Sample(sum(left.values()), {kind: float(count) for kind, count in left.items()})
 

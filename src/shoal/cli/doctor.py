@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from shoal.node.doctor import image, report
-from shoal.node.doctor.finding import Finding
+if TYPE_CHECKING:
+    from shoal.node.doctor.finding import Finding
+    from shoal.node.doctor.report import Report
 
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red", "absent": "dim"}
 CANNOT_RUN = 4
@@ -29,6 +29,8 @@ def doctor(
     inside: Annotated[bool, typer.Option("--inside", help="Look at the image this runs in, not the machine.")] = False,
 ) -> None:
     """Try what sandboxes need of this machine; exits with 4 if they cannot run here."""
+    from shoal.node.doctor import image, report
+
     if inside:
         findings = image.examine([str(path) for path in paths or ()])
         if json:
@@ -48,10 +50,12 @@ def doctor(
 
 
 def _print_document(document: Any) -> None:
+    import msgspec
+
     typer.echo(msgspec.json.encode(document))
 
 
-def _print_report(result: report.Report) -> None:
+def _print_report(result: Report) -> None:
     console = Console()
     console.print(", ".join(f"{name} {value}" for name, value in result.machine.items()), highlight=False)
     _print_findings(console, result.findings)

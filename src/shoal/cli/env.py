@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 if TYPE_CHECKING:
     from shoal.image.manifest import Manifest
+
+KEY_DIGITS = 12
+"""Of a layer's digest, in tables. If ever two begin alike, `--layer` asks for more of it."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
@@ -64,9 +67,21 @@ def _print_json(document: object) -> None:
 
 
 def _table(found: list[Manifest]) -> Table:
-    table = Table("key", "python", "size", "made", box=None)
+    """Keys are cut to what `--layer` needs, and never further however narrow the terminal is."""
+    table = Table(
+        Column("key", no_wrap=True, min_width=KEY_DIGITS),
+        Column("python", no_wrap=True),
+        Column("size", justify="right", no_wrap=True),
+        Column("made", no_wrap=True),
+        box=None,
+        pad_edge=False,
+    )
     for manifest in found:
         made = datetime.fromtimestamp(manifest.created).astimezone().isoformat(" ", "minutes")
         size = f"{manifest.bytes / 2**20:.1f} MiB"
-        table.add_row(manifest.digest, ", ".join(manifest.needs).removeprefix("python:"), size, made)
+        table.add_row(short_key(manifest), ", ".join(manifest.needs).removeprefix("python:"), size, made)
     return table
+
+
+def short_key(manifest: Manifest) -> str:
+    return manifest.digest.removeprefix("sha256:")[:KEY_DIGITS]

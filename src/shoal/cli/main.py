@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 from typing import TYPE_CHECKING
 
 import typer
 
+from shoal.cli.bench import bench
 from shoal.cli.doctor import doctor
 from shoal.cli.env import env
 from shoal.cli.rollouts import rollouts
 from shoal.cli.run import run, shell
-from shoal.errors import BuildFailed, CapacityError, InvalidRequest, NotFound, ShoalError, Unsupported
+from shoal.errors import (
+    BuildFailed,
+    CapacityError,
+    FileExists,
+    InvalidRequest,
+    NotFound,
+    PermissionDenied,
+    ShoalError,
+    Unsupported,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +32,9 @@ if TYPE_CHECKING:
 # Newer typers bring a click of their own, older ones use the real one: found through a class that both export.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
-MISUSE, CAPACITY, PLATFORM, INTERRUPTED = 2, 3, 4, 130
+MISUSE, CAPACITY, PLATFORM = 2, 3, 4
+INTERRUPTED, PIPE_CLOSED = 130, 141
+"""As a shell tells SIGINT and SIGPIPE."""
 
 
 def application() -> typer.Typer:
@@ -35,14 +49,17 @@ def application() -> typer.Typer:
     app.command()(shell)
     app.command()(rollouts)
     app.command()(doctor)
+    app.command()(bench)
     app.add_typer(env(), name="env", help="Environments of Python packages.")
     return app
 
 
 def main() -> None:
     """The entry point. Ends the process with the code that fits."""
+    open_missing_streams()
     try:
         code = application()(standalone_mode=False)
+        sys.stdout.flush()
     except typer.Exit as stop:
         code = stop.exit_code
     except _UsageError as error:
@@ -54,9 +71,29 @@ def main() -> None:
         code = exit_code(error)
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
-    except BrokenPipeError:
-        code = 141  # as a shell tells SIGPIPE
+    except (BrokenPipeError, SystemExit):  # click leaves by itself when nobody reads its output any more
+        code = PIPE_CLOSED
+        discard_output()
+    except OSError as error:
+        print(f"shoal: {error}", file=sys.stderr)
+        code = PLATFORM
+        discard_output()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is left to do is to clean up
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def open_missing_streams() -> None:
+    """A stream that we were started without is /dev/null: whatever were opened next would take its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            fd = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(fd, True)
+            setattr(sys, name, os.fdopen(fd, mode))
+
+
+def discard_output() -> None:
+    """What is still in stdout's buffer can't be written, and Python would try again at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def explain_misuse(error: Exception) -> str:
@@ -88,6 +125,6 @@ def keep_log(log: str) -> Path:
 
 
 def exit_code(error: ShoalError) -> int:
-    if isinstance(error, (InvalidRequest, NotFound, Unsupported)):
+    if isinstance(error, (InvalidRequest, NotFound, PermissionDenied, FileExists, Unsupported)):
         return MISUSE
     return CAPACITY if isinstance(error, CapacityError) else PLATFORM

@@ -10,13 +10,14 @@ import sys
 import termios
 import threading
 import tty
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import CancelledError
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.errors import InvalidRequest
+from shoal.errors import InvalidRequest, ShoalError
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -111,8 +112,10 @@ def parse_network(text: str | None) -> str | NetworkPolicy | None:
     """The value of --network: a preset, or allow=HOST,HOST."""
     from shoal.types import NetworkPolicy
 
-    if text is None or not text.startswith("allow="):
+    if text in (None, "pypi", "open"):
         return text
+    if not text.startswith("allow="):
+        raise InvalidRequest("network", f"takes pypi or allow=HOST,HOST, not {text!r}")
     hosts = tuple(filter(None, text.removeprefix("allow=").split(",")))
     if not hosts:
         raise InvalidRequest("network", "allow= names no host")
@@ -140,6 +143,8 @@ async def _run(new: NewBox, command: list[str], timeout: float | None, *, as_jso
         result = await running.wait()
     if as_json:
         _print_json(result)
+    elif result.limit:
+        print(f"shoal: the command was at its limit: {result.limit}", file=sys.stderr)
     return shell_code(result)
 
 
@@ -155,35 +160,50 @@ def _print_json(result: Result) -> None:
 
 def _forward_signals(running: AsyncCommand) -> None:
     """Ctrl-C and termination reach the command as they would here; at the third it is killed."""
-    loop = asyncio.get_running_loop()
     seen = 0
-    tasks = set()
 
-    def forward(number: int) -> None:
+    async def forward(number: int) -> None:
         nonlocal seen
         seen += 1
-        task = loop.create_task(running.kill(number if seen < 3 else signal.SIGKILL))
+        await running.kill(number if seen < 3 else signal.SIGKILL)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        _on_signal(number, forward)
+
+
+def _on_signal(number: int, react: Callable[[int], Coroutine[Any, Any, None]]) -> None:
+    """Calls `react` for each signal of that number. It may fail because the command has ended."""
+    loop = asyncio.get_running_loop()
+    tasks = set()
+
+    async def attempt() -> None:
+        with suppress(ShoalError):
+            await react(number)
+
+    def start() -> None:
+        task = loop.create_task(attempt())
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        loop.add_signal_handler(number, forward, number)
+    loop.add_signal_handler(number, start)
 
 
 def _feed_stdin(running: AsyncCommand) -> None:
     """From a thread that may block for ever in read and is left behind at the end."""
     loop = asyncio.get_running_loop()
 
+    def call(work: Coroutine[Any, Any, None]) -> None:
+        try:
+            asyncio.run_coroutine_threadsafe(work, loop).result()
+        finally:
+            work.close()  # if the loop has ended it never began
+
     def feed() -> None:
-        try:
-            while data := os.read(0, 65536):
-                asyncio.run_coroutine_threadsafe(running.send_stdin(data), loop).result()
-        except (OSError, RuntimeError):
-            pass  # no stdin, or the loop has ended
-        try:
-            asyncio.run_coroutine_threadsafe(running.close_stdin(), loop).result()
-        except Exception:  # noqa: S110 - the command ended first
-            pass
+        with suppress(ShoalError, RuntimeError, CancelledError):  # the command, or the loop, has ended
+            with suppress(OSError):  # our stdin cannot be read
+                while data := os.read(0, 65536):
+                    call(running.send_stdin(data))
+            call(running.close_stdin())
 
     threading.Thread(target=feed, daemon=True).start()
 
@@ -203,6 +223,7 @@ async def _shell(new: NewBox) -> int:
         running = await box.commands.start(_shell_request())
         with _raw_terminal():
             _follow_size(running)
+            _hang_up(running)
             _feed_stdin(running)
             await _copy_output(running)
         return shell_code(await running.wait())
@@ -227,13 +248,18 @@ def _raw_terminal() -> Iterator[None]:
 
 
 def _follow_size(running: AsyncCommand) -> None:
-    loop = asyncio.get_running_loop()
-    tasks = set()
-
-    def resize() -> None:
+    async def resize(_: int) -> None:
         size = os.get_terminal_size(0)
-        task = loop.create_task(running.resize(size.columns, size.lines))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        await running.resize(size.columns, size.lines)
 
-    loop.add_signal_handler(signal.SIGWINCH, resize)
+    _on_signal(signal.SIGWINCH, resize)
+
+
+def _hang_up(running: AsyncCommand) -> None:
+    """What would end us ends the shell instead, so that the terminal is restored."""
+
+    async def hang_up(_: int) -> None:
+        await running.kill(signal.SIGHUP)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        _on_signal(number, hang_up)

@@ -168,7 +168,7 @@ class LocalNode:
         else:
             try:
                 own = (self.store.get(item),)
-            except NotFound as error:
+            except (NotFound, InvalidRequest) as error:
                 raise InvalidRequest(field, f"{error}; `shoal env ls` shows what there is") from None
         needs = [key for layer in own for key in layer.needs]
         return (*own, *(layer for key in needs for layer in self._layers(key, field)))

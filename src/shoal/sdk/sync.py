@@ -276,7 +276,7 @@ class Files:
 
 
 class Sandbox:
-    """A fresh, isolated environment. Ends by `kill`, at the end of `async with`, after `ttl`, or with this process."""
+    """A fresh, isolated environment. Ends by `kill`, at the end of `with`, after `ttl`, or with this process."""
 
     def __init__(self, node: Node, info: SandboxInfo) -> None:
         self.id = info.id

@@ -1,0 +1,82 @@
+"""The public surface is what is listed, and what is listed is documented and typed."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import shoal
+from shoal import errors
+
+INTERFACE = ("Sandbox", "AsyncSandbox", "Command", "AsyncCommand")
+
+
+def test_all_is_sorted_and_complete() -> None:
+    assert shoal.__all__ == sorted(shoal.__all__)
+    for name in shoal.__all__:
+        assert getattr(shoal, name) is not None
+    public = {name for name, value in vars(shoal).items() if not name.startswith("_") and name in shoal.__all__}
+    assert public <= set(shoal.__all__)
+
+
+def test_nothing_else_is_there_by_accident() -> None:
+    known = {*shoal.__all__, "annotations", "import_module", "TYPE_CHECKING", "Any"}
+    others = {name for name, value in vars(shoal).items() if not name.startswith("_") and name not in known}
+    assert {name for name in others if not isinstance(vars(shoal)[name], ModuleType)} == set()
+
+
+def test_every_error_is_public_and_has_a_code_of_its_own() -> None:
+    found = {
+        name: value
+        for name, value in vars(errors).items()
+        if inspect.isclass(value) and value.__module__ == errors.__name__
+    }
+    missing = {name for name in found if name not in shoal.__all__}
+    assert missing == set()
+    codes = [value.code for value in found.values()]
+    assert len(set(codes)) == len(codes)
+    assert all(issubclass(value, shoal.ShoalError) for value in found.values())
+
+
+def test_the_tree_of_errors_is_drawn_as_it_is() -> None:
+    assert errors.__doc__ is not None
+    drawn = re.findall(r"[├└]── (\w+)", errors.__doc__)
+    assert sorted([*drawn, "ShoalError"]) == sorted(
+        name
+        for name in vars(errors)
+        if inspect.isclass(vars(errors)[name]) and vars(errors)[name].__module__ == errors.__name__
+    )
+
+
+@pytest.mark.parametrize("name", INTERFACE)
+def test_public_methods_are_documented_or_speak_for_themselves(name: str) -> None:
+    plain = {"info", "exists", "close_stdin"}
+    for method, value in inspect.getmembers(getattr(shoal, name), inspect.isfunction):
+        if not method.startswith("_") and method not in plain:
+            assert value.__doc__, f"{name}.{method}"
+
+
+def test_a_name_of_a_later_version_says_so_and_any_other_is_an_attribute_error() -> None:
+    with pytest.raises(shoal.Unsupported, match="Pool"):
+        _ = shoal.Pool
+    with pytest.raises(AttributeError):
+        _ = shoal.Swimming
+    assert not hasattr(shoal, "Swimming")
+
+
+def test_later_verbs_say_so(box: shoal.Sandbox) -> None:
+    for owner, name in ((box, "pause"), (box, "fork"), (box.commands, "list"), (box.files, "watch")):
+        with pytest.raises(shoal.Unsupported, match=name):
+            getattr(owner, name)
+        with pytest.raises(AttributeError):
+            getattr(owner, name + "_not")
+
+
+def test_it_is_marked_as_typed() -> None:
+    assert (Path(shoal.__file__).parent / "py.typed").exists()
+    assert "shoal" in sys.modules
