@@ -308,10 +308,20 @@ static void adopt(uint32_t id, const struct child *child, const struct request *
     self.count++;
 }
 
+/* Until the spawner's tree is gone, "/.." leads into it: a sandbox for which that fails must not run anything. */
+static void finish_letting_go(void) {
+    int status;
+    if (self.in.letting_go <= 0) return;
+    pid_t pid = waitpid(self.in.letting_go, &status, 0);
+    if (pid != self.in.letting_go || status) _exit(1);
+    self.in.letting_go = 0;
+}
+
 static void start(const struct frame *f, const uint8_t *payload, bool file) {
     struct request q;
     struct child child;
     enum spawn_step step = STEP_REQUEST;
+    finish_letting_go();
     uint64_t started = now_ns();
     uint32_t oom_before = oom_kills(&self.in);
     int error = !request_decode(&q, f, payload, file) ? EBADMSG : self.count >= COMMANDS_MAX ? EAGAIN : 0;
@@ -428,6 +438,7 @@ static void command_ended(struct command *c, int status, const struct rusage *us
 static void reap(void) {
     struct signalfd_siginfo info;
     while (read(self.signals, &info, sizeof info) > 0) {}
+    finish_letting_go();
     int status;
     struct rusage usage;
     for (pid_t pid; (pid = wait4(-1, &status, WNOHANG, &usage)) > 0;) {

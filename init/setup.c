@@ -203,13 +203,22 @@ static int op_attach(struct setup *s) {
     return error ? fail(s, error, path) : 0;
 }
 
-/* Attaches the root somewhere, makes it "/", and lets go of the spawner's tree. */
+static int let_go(void *unused) {
+    (void)unused;
+    _exit(syscall(SYS_umount2, ".", 2 /* MNT_DETACH */) ? 1 : 0);
+}
+
+/* Makes the root "/", and lets go of the spawner's tree, which is on top of it then. That waits for a grace period of RCU,
+ * up to a millisecond on a busy machine, so a process beside us does it while we go on; init waits for its end before it
+ * starts anything. It shares our memory, but of it only its stack is touched. */
 static int op_pivot(struct setup *s) {
+    static _Alignas(16) char stack[8192];
     int root = read_fd(s);
     if (s->plan.bad) return EBADMSG;
     if (fchdir(root)) return fail(s, errno, "fchdir");
     if (syscall(SYS_pivot_root, ".", ".")) return fail(s, errno, "pivot_root");
-    if (syscall(SYS_umount2, ".", 2 /* MNT_DETACH */)) return fail(s, errno, "umount");
+    s->inside.letting_go = clone(let_go, stack + sizeof stack, CLONE_VM | SIGCHLD, NULL);
+    if (s->inside.letting_go < 0) return fail(s, errno, "clone");
     return chdir("/") ? fail(s, errno, "chdir") : 0;
 }
 

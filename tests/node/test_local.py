@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import shoal
@@ -186,16 +186,14 @@ def test_a_higher_layer_comes_first_in_path_and_wins() -> None:
 
 
 @pytest.fixture(scope="module")
-def tool(tmp_path_factory: pytest.TempPathFactory, shoal_home: Path) -> Iterator[Layer]:
+def tool(tmp_path_factory: pytest.TempPathFactory, shoal_home: Path) -> Layer:
     """A layer with /opt/x/bin/tool, which is in PATH."""
     tree = tmp_path_factory.mktemp("tool")
     (tree / "bin").mkdir()
     (tree / "bin" / "tool").write_text("#!/bin/sh\necho from the layer\n")
     (tree / "bin" / "tool").chmod(0o755)
     layer = asyncio.run(publish_layer(tree, "/opt/x"))
-    yield Layer(
-        digest=layer.digest, source=layer.source, format=layer.format, target=layer.target, path=("/opt/x/bin",)
-    )
+    return msgspec.structs.replace(layer, path=("/opt/x/bin",))
 
 
 def test_a_tool_of_a_layer_is_found_by_name(tool: Layer) -> None:

@@ -30,27 +30,21 @@ def test_nothing_else_is_there_by_accident() -> None:
     assert {name for name in others if not isinstance(vars(shoal)[name], ModuleType)} == set()
 
 
+ERRORS = {
+    name: kind for name, kind in inspect.getmembers(errors, inspect.isclass) if kind.__module__ == errors.__name__
+}
+
+
 def test_every_error_is_public_and_has_a_code_of_its_own() -> None:
-    found = {
-        name: value
-        for name, value in vars(errors).items()
-        if inspect.isclass(value) and value.__module__ == errors.__name__
-    }
-    missing = {name for name in found if name not in shoal.__all__}
-    assert missing == set()
-    codes = [value.code for value in found.values()]
-    assert len(set(codes)) == len(codes)
-    assert all(issubclass(value, shoal.ShoalError) for value in found.values())
+    assert set(ERRORS) <= set(shoal.__all__)
+    assert all(issubclass(kind, shoal.ShoalError) for kind in ERRORS.values())
+    assert len({kind.code for kind in ERRORS.values()}) == len(ERRORS)
 
 
 def test_the_tree_of_errors_is_drawn_as_it_is() -> None:
     assert errors.__doc__ is not None
     drawn = re.findall(r"[├└]── (\w+)", errors.__doc__)
-    assert sorted([*drawn, "ShoalError"]) == sorted(
-        name
-        for name in vars(errors)
-        if inspect.isclass(vars(errors)[name]) and vars(errors)[name].__module__ == errors.__name__
-    )
+    assert sorted([*drawn, "ShoalError"]) == sorted(ERRORS)
 
 
 @pytest.mark.parametrize("name", INTERFACE)

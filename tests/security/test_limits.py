@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import shoal
-from shoal.types import MiB
+from shoal.types import MiB, Profile
 
 from .intruder import SMALL, USERS, host_available, host_pids, python, still_works
 
@@ -223,3 +223,28 @@ def test_open_files_cannot_be_raised(small: shoal.Sandbox) -> None:
     limits = python(small, "answer(resource.getrlimit(resource.RLIMIT_NOFILE))")
     assert limits == [SMALL.open_files, SMALL.open_files]
     assert small.commands.run("ulimit -n 100000").exit_code != 0
+
+
+def test_an_upper_on_disk_is_as_bounded() -> None:
+    """The host's disk gives no more than the profile's bytes and inodes, /dev/shm included, and none of it stays."""
+    profile = Profile(cpu=2, memory=128 * MiB, disk=32 * MiB, processes=32, inodes=2048, upper="disk")
+    with shoal.Sandbox.create(profile=profile) as box:
+        code = f"""
+        total = 0
+        for place in {WRITABLE!r}:
+            try:
+                with open(place + "/fill", "wb", buffering=0) as file:
+                    while total < (64 << 20): total += file.write(bytes(1 << 20))
+            except OSError as error: assert error.errno == errno.ENOSPC, (place, error)
+        for place in {WRITABLE!r}: os.path.exists(place + "/fill") and os.remove(place + "/fill")
+        made = 0
+        try:
+            os.mkdir("/tmp/many")
+            while made < 6000: os.mknod(f"/tmp/many/{{made}}"); made += 1
+        except OSError as error: assert error.errno == errno.ENOSPC, error
+        answer([total, made])
+        """
+        total, made = python(box, code)
+        assert total <= profile.disk
+        assert made <= profile.inodes
+        assert box.commands.run("rm -r /tmp/many; echo x > /tmp/x").exit_code == 0

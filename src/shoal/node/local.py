@@ -187,7 +187,11 @@ class LocalNode:
     async def start(self, sandbox: str, request: CommandRequest) -> tuple[int, int]:
         holder = self._find(sandbox)
         command = await holder.start(request, streamed=True)
-        pid = await command.process.pid
+        try:
+            pid = await asyncio.shield(command.process.pid)
+        except asyncio.CancelledError:
+            command.process.kill(9, tree=True)
+            raise
         holder.commands[command.process.id] = command
         return command.process.id, pid
 

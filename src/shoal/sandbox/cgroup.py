@@ -1,8 +1,9 @@
 """Cgroups of sandboxes, on the version-1 hierarchies, the unified one, or both at once (hybrid).
 
-Each sandbox has a group `box` with init in it, and `box/cmd` below for everything else, which carries the memory and
-process limits: so init survives every OOM and can always start one more command. On the unified hierarchy each command
-gets `cmd/<n>`, made by init itself, by which a command's whole tree is killed and its CPU time read.
+Each sandbox has a group on every hierarchy. init is in the one for processor time, but not under the limits of memory
+and processes: those are for everything else. On the unified hierarchy commands are below `cmd`, each in a group
+`cmd/<n>` made by init itself, by which a command's whole tree is killed and its CPU time read. A version-1 memory group
+takes 80 KiB of kernel memory, so there is one and not two.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from shoal.types import MiB, Profile
 
 CONTROLLERS: Final = ("memory", "cpu", "pids")
 _PERIOD_US: Final = 100_000
+_INIT: Final = "init"
 _BUFFERS: Final = "memory.kmem.tcp.limit_in_bytes"
 
 
@@ -154,13 +156,11 @@ class Cgroups:
             plan.add("mkdir", root, group.name, 0o755)
             if controller == "unified":
                 self._create_unified(plan, root, group.name, owner)
-            elif controller != "cpu":
-                plan.add("mkdir", root, f"{group.name}/cmd", 0o755)
 
     def _create_unified(self, plan: Plan, root: int, box: str, owner: int) -> None:
         for controller in self._v2:
             plan.add("write", root, f"{box}/cgroup.subtree_control", f"+{controller}")
-        for folder in ("init", "cmd", "cmd/0"):
+        for folder in (*([_INIT] if self._v2 else []), "cmd", "cmd/0"):
             plan.add("mkdir", root, f"{box}/{folder}", 0o755)
         plan.add("write", root, f"{box}/cmd/cgroup.max.descendants", "2048")
         for path in ("cgroup.procs", "cmd", "cmd/cgroup.procs", "cmd/0", "cmd/0/cgroup.procs", "cmd/0/cgroup.kill"):
@@ -170,7 +170,7 @@ class Cgroups:
         """Adds the operations that set a profile's limits. `writable`: bytes that files in memory take on top."""
         memory = str(profile.memory + writable)
         quota = str(max(int(profile.cpu * _PERIOD_US), 1000))
-        limits = [("cpu", "cpu.cfs_quota_us", quota), ("pids", "cmd/pids.max", str(profile.processes))]
+        limits = [("cpu", "cpu.cfs_quota_us", quota), ("pids", "pids.max", str(profile.processes))]
         limits += self._version1_memory(profile, memory)
         if "memory" in self._v2:
             limits.append(("unified", "cmd/memory.max", memory))
@@ -186,12 +186,12 @@ class Cgroups:
 
     def _version1_memory(self, profile: Profile, memory: str) -> list[tuple[str, str, str]]:
         """In the order of writing: the limit with swap must never be below the one without."""
-        limits = [("memory", "cmd/memory.limit_in_bytes", memory)]
+        limits = [("memory", "memory.limit_in_bytes", memory)]
         if self._swap == "memory.memsw.limit_in_bytes":
-            limits = [("memory", f"cmd/{self._swap}", "-1"), *limits, ("memory", f"cmd/{self._swap}", memory)]
+            limits = [("memory", self._swap, "-1"), *limits, ("memory", self._swap, memory)]
         if self._buffers:
             # Socket buffers are charged to a group only where this is set.
-            limits.append(("memory", f"cmd/{_BUFFERS}", str(max(16 * MiB, profile.memory // 8))))
+            limits.append(("memory", _BUFFERS, str(max(16 * MiB, profile.memory // 8))))
         return limits
 
     def remove(self, plan: Plan, keys: Keys, group: Group) -> None:
@@ -204,16 +204,19 @@ class Cgroups:
         return dict(self._roots)
 
     def init_joins(self, group: Group) -> Sequence[tuple[str, str]]:
-        """(controller, path below its root) of the files into which init writes itself."""
-        return [(c, f"{group.name}/tasks") for c in self._roots if c != "unified"]
+        """(controller, path below its root) of the version-1 files into which init writes itself: its processor time is
+        the sandbox's, but neither memory nor processes are, so that it survives every OOM and can start one more."""
+        return [("cpu", f"{group.name}/tasks")] if "cpu" in self._roots else []
 
     def command_joins(self, group: Group) -> Sequence[tuple[str, str]]:
-        """The same for each command. CPU is limited one level up, so a command is in it by inheritance."""
-        return [(c, f"{group.name}/cmd/tasks") for c in self._roots if c not in ("unified", "cpu")]
+        """The same for each command, which is in init's group for processor time by birth."""
+        return [(c, f"{group.name}/tasks") for c in ("memory", "pids") if c in self._roots]
 
     def init_group(self, group: Group) -> tuple[str, str] | None:
-        """The unified directory that init is born in, and None where there is none."""
-        return ("unified", f"{group.name}/init") if "unified" in self._roots else None
+        """The unified directory that init is born in, or None. Where it has controllers it must be a leaf."""
+        if "unified" not in self._roots:
+            return None
+        return ("unified", f"{group.name}/{_INIT}" if self._v2 else group.name)
 
     def commands_group(self, group: Group) -> tuple[str, str] | None:
         """The unified directory in which init makes one for each command."""
@@ -222,7 +225,7 @@ class Cgroups:
     def oom_events(self, group: Group) -> tuple[str, str] | None:
         """The file that counts OOM kills."""
         if "memory" in self._roots:
-            return ("memory", f"{group.name}/cmd/memory.oom_control")
+            return ("memory", f"{group.name}/memory.oom_control")
         return ("unified", f"{group.name}/cmd/memory.events") if "memory" in self._v2 else None
 
     def kill(self, group: Group) -> None:

@@ -21,7 +21,8 @@ from shoal.sandbox.slots import IDS, Slots
 from shoal.sandbox.spawner import DESCRIPTORS_MAX, Spawner
 from shoal.types import Layer
 
-_REFILL_SECONDS: Final = 0.003
+_REFILL_SECONDS: Final = 0.01
+"""How long a refill waits while more than half of the seats are ready."""
 READY: Final = 8
 """Isolated seats that a shard keeps ready."""
 _LAYERS_PER_SEAT: Final = 128
@@ -256,7 +257,7 @@ class Shard:
 
     async def _fill(self) -> None:
         """A moment later, and few at a time: whoever has just taken a seat is to have the processors first."""
-        await asyncio.sleep(_REFILL_SECONDS)
+        await asyncio.sleep(_REFILL_SECONDS if len(self._ready) > READY // 2 else 0)
         while len(self._ready) < READY:
             few = 1 if len(self._ready) > READY // 2 else 4
             results = await asyncio.gather(*(self._prepare_one() for _ in range(few)), return_exceptions=True)

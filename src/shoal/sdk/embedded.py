@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
+import socket
 import threading
-from collections.abc import Coroutine
-from concurrent.futures import Future
+from collections import deque
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import uvloop
 
@@ -26,41 +27,163 @@ T = TypeVar("T")
 _CLOSE_SECONDS = 30.0
 
 
+Undo = Callable[[T], Coroutine[Any, Any, None]]
+"""What is done with a result that nobody waits for any more: a sandbox that was made all the same is ended."""
+
+
+class Call(Generic[T]):
+    """Work handed to the node's loop. `done` is called there when it has ended."""
+
+    def __init__(
+        self, work: Coroutine[Any, Any, T], done: Callable[[asyncio.Task[T]], object], undo: Undo[T] | None
+    ) -> None:
+        self._work = work
+        self._done = done
+        self._undo = undo
+        self._task: asyncio.Task[T] | None = None
+        self._undoing: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._work)
+        self._task.add_done_callback(self._done)
+
+    def abandon(self) -> None:
+        """On the loop: nobody waits for it any more."""
+        if self._task is None:
+            return
+        self._task.cancel()
+        self._task.add_done_callback(self._take_back)
+
+    def _take_back(self, task: asyncio.Task[T]) -> None:
+        if self._undo is not None and not task.cancelled() and task.exception() is None:
+            self._undoing = asyncio.get_running_loop().create_task(self._undo(task.result()))
+
+    def result(self) -> T:
+        assert self._task is not None
+        return self._task.result()
+
+
+class Inbox:
+    """Calls from other threads, waiting for the loop's.
+
+    The wake-up is a byte on a Unix socket: unlike an eventfd's, its reader is woken on the processor of the writer, who
+    is about to sleep, and no other one has to be roused. 110 us less for each call after a pause of 20 ms.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._calls: deque[Call[Any]] = deque()
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+
+    def open(self) -> None:
+        """On the loop's thread."""
+        self._loop.add_reader(self._reader.fileno(), self._take)
+
+    def put(self, call: Call[Any]) -> None:
+        self._calls.append(call)
+        self._writer.send(b"c")
+
+    def abandon(self, call: Call[Any]) -> None:
+        """Ends the work; `done` is called all the same."""
+        self._loop.call_soon_threadsafe(call.abandon)
+
+    def _take(self) -> None:
+        with suppress(BlockingIOError):
+            self._reader.recv(4096)
+        while self._calls:
+            self._calls.popleft().start()
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._reader.fileno())
+        self._reader.close()
+        self._writer.close()
+
+
 class Engine:
     """A node and the loop it runs on."""
 
     def __init__(self) -> None:
         self.loop = uvloop.new_event_loop()
+        self.inbox = Inbox(self.loop)
         self.node = LocalNode(data_dir(), run_dir())
         self.builds = Builds(self.node)
         self.pid = os.getpid()
+        self._waiting = threading.local()
         self._thread = threading.Thread(target=self._run, name="shoal-node", daemon=True)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
+        self.inbox.open()
         self.loop.run_forever()
 
     def start(self) -> None:
         self._thread.start()
         try:
-            self.submit(self.node.open()).result()
+            self.call(self.node.open())
         except BaseException:
             self.stop()
             raise
 
-    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        return asyncio.run_coroutine_threadsafe(work, self.loop)
+    def call(self, work: Coroutine[Any, Any, T], undo: Undo[T] | None = None) -> T:
+        """Runs it on the loop and waits, from any other thread. If the wait is interrupted (Ctrl-C), so is the work."""
+        sockets = self._sockets()
+        call = Call(work, lambda _: sockets[1].send(b"d"), undo)
+        self.inbox.put(call)
+        try:
+            sockets[0].recv(1)
+        except BaseException:
+            self._waiting.sockets = None  # its byte is still to come, and for nobody
+            self.inbox.abandon(call)
+            raise
+        return call.result()
+
+    def _sockets(self) -> tuple[socket.socket, socket.socket]:
+        """Of the calling thread: it is woken by a byte too."""
+        found = getattr(self._waiting, "sockets", None)
+        if found is None:
+            found = self._waiting.sockets = socket.socketpair()
+        return found
+
+    async def acall(self, work: Coroutine[Any, Any, T], undo: Undo[T] | None = None) -> T:
+        """The same from another loop, without blocking it."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+        call = Call(work, lambda _: _tell(loop, ended), undo)
+        self.inbox.put(call)
+        try:
+            await ended
+        except asyncio.CancelledError:
+            self.inbox.abandon(call)
+            raise
+        return call.result()
 
     def close(self) -> None:
-        with suppress(TimeoutError):
-            self.submit(self.node.close()).result(_CLOSE_SECONDS)
+        self.call(_within(_CLOSE_SECONDS, self.node.close()))
         self.stop()
 
     def stop(self) -> None:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(_CLOSE_SECONDS)
         if not self._thread.is_alive():
+            self.inbox.close()
             self.loop.close()
+
+
+def _tell(loop: asyncio.AbstractEventLoop, ended: asyncio.Future[None]) -> None:
+    with suppress(RuntimeError):  # the caller's loop has closed meanwhile
+        loop.call_soon_threadsafe(_settle, ended)
+
+
+def _settle(ended: asyncio.Future[None]) -> None:
+    if not ended.done():
+        ended.set_result(None)
+
+
+async def _within(seconds: float, work: Coroutine[Any, Any, None]) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await work
 
 
 class _Current:
@@ -100,16 +223,13 @@ def close() -> None:
     _current.close()
 
 
-def call(work: Coroutine[Any, Any, T]) -> T:
-    """Runs it on the node's loop and waits. If the wait is interrupted (Ctrl-C), so is the work."""
-    future = engine().submit(work)
-    try:
-        return future.result()
-    except BaseException:
-        future.cancel()
-        raise
+def call(work: Coroutine[Any, Any, T], undo: Undo[T] | None = None) -> T:
+    """Runs it on the node's loop and waits. If the wait is interrupted (Ctrl-C), so is the work.
+
+    `undo`: for what the work had made by then."""
+    return engine().call(work, undo)
 
 
-async def acall(work: Coroutine[Any, Any, T]) -> T:
+async def acall(work: Coroutine[Any, Any, T], undo: Undo[T] | None = None) -> T:
     """The same from a running asyncio loop."""
-    return await asyncio.wrap_future(engine().submit(work))
+    return await engine().acall(work, undo)

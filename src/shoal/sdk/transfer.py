@@ -33,7 +33,7 @@ async def upload(node: Node, sandbox: str, local: Path, remote: str) -> None:
         target = f"{remote.rstrip('/')}/{path.relative_to(local)}"
         info = path.lstat()
         if stat.S_ISLNK(info.st_mode):
-            await node.symlink_file(sandbox, target, str(path.readlink()))
+            await _upload_link(node, sandbox, path, target)
         elif stat.S_ISDIR(info.st_mode):
             await node.make_dir(sandbox, target, stat.S_IMODE(info.st_mode))
         elif stat.S_ISREG(info.st_mode):
@@ -44,6 +44,18 @@ def _walk(root: Path) -> Iterator[Path]:
     """Parents before children; no link is followed."""
     for folder, folders, files in os.walk(root):
         yield from (Path(folder, name) for name in sorted((*folders, *files)))
+
+
+async def _upload_link(node: Node, sandbox: str, local: Path, remote: str) -> None:
+    """Replaces what is there, as a file would, but not a directory."""
+    target = str(local.readlink())
+    try:
+        await node.symlink_file(sandbox, remote, target)
+    except FileExists:
+        if (await node.stat_file(sandbox, remote)).kind == "directory":
+            raise
+        await node.remove_file(sandbox, remote)
+        await node.symlink_file(sandbox, remote, target)
 
 
 async def _upload_file(node: Node, sandbox: str, local: Path, remote: str, info: os.stat_result) -> None:
