@@ -16,7 +16,7 @@ import msgspec
 
 from shoal.errors import InvalidRequest, NotFound, SandboxGone, Unsupported
 from shoal.image.host import host
-from shoal.image.interpreter import Interpreters
+from shoal.image.interpreter import Interpreter, Interpreters
 from shoal.image.store import Store
 from shoal.network.index import PackageIndex, read_package_index
 from shoal.node.changes import Changes, count_changes, find_changes
@@ -47,6 +47,7 @@ class LocalNode:
         self._host: Image | None = None
         self._host_lock = asyncio.Lock()
         self._interpreters = Interpreters(os.environ)
+        self._found: dict[str, tuple[Interpreter, int]] = {}
 
     async def open(self) -> None:
         """Starts its processes. SetupFailed or Unsupported where this machine cannot run sandboxes."""
@@ -164,7 +165,7 @@ class LocalNode:
         elif not isinstance(item, str):
             raise InvalidRequest(field, f"takes keys of layers, not {item!r}")
         elif item.startswith("python:"):
-            return self._interpreters.find(item.removeprefix("python:")).layers
+            return self._interpreter(item.removeprefix("python:")).layers
         else:
             try:
                 own = (self.store.get(item),)
@@ -172,6 +173,14 @@ class LocalNode:
                 raise InvalidRequest(field, f"{error}; `shoal env ls` shows what there is") from None
         needs = [key for layer in own for key in layer.needs]
         return (*own, *(layer for key in needs for layer in self._layers(key, field)))
+
+    def _interpreter(self, version: str) -> Interpreter:
+        """Looking through all that are installed takes more than a create: remembered while the one found is the same."""
+        found, seen = self._found.get(version, (None, 0))
+        if found is None or _modified(found.path) != seen:
+            found = self._interpreters.find(version)
+            self._found[version] = (found, _modified(found.path))
+        return found
 
     # Commands
 
@@ -276,6 +285,14 @@ class LocalNode:
         finally:
             for descriptor in (upper, *(layer for layers in lowers for layer in layers)):
                 os.close(descriptor)
+
+
+def _modified(path: str) -> int:
+    """0 for one that is gone."""
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
 
 
 def environment(image: Image, layers: tuple[Layer, ...]) -> dict[str, str]:

@@ -42,13 +42,18 @@ class Call(Generic[T]):
         self._undo = undo
         self._task: asyncio.Task[T] | None = None
         self._undoing: asyncio.Task[None] | None = None
+        self._abandoned = False
 
     def start(self) -> None:
+        if self._abandoned:
+            self._work.close()
+            return
         self._task = asyncio.get_running_loop().create_task(self._work)
         self._task.add_done_callback(self._done)
 
     def abandon(self) -> None:
-        """On the loop: nobody waits for it any more."""
+        """On the loop: nobody waits for it any more. That may be said before it was begun."""
+        self._abandoned = True
         if self._task is None:
             return
         self._task.cancel()

@@ -15,7 +15,8 @@ from shoal.node.interface import Node
 from shoal.types import FileInfo
 
 _CHUNK: Final = 1 << 20
-_DEPTH: Final = 1000
+_DEPTH: Final = 200
+"""Levels of directories: a deeper tree could not be removed again by `shutil.rmtree` of whoever asked for it."""
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -101,9 +102,10 @@ async def download(node: Node, sandbox: str, remote: str, local: Path, limit: in
     root = os.open(local, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         base = remote.rstrip("/") + "/"
-        for entry in await node.list_files(sandbox, remote, _DEPTH):
-            if entry.path.removeprefix(base).count("/") == _DEPTH - 1:
-                raise LimitExceeded(f"levels of directories in {remote}", _DEPTH - 1)
+        entries = await node.list_files(sandbox, remote, _DEPTH + 1)
+        if any(entry.path.removeprefix(base).count("/") == _DEPTH for entry in entries):
+            raise LimitExceeded(f"levels of directories in {remote}", _DEPTH)
+        for entry in entries:
             await _download_entry(node, sandbox, base, entry, root, room)
     finally:
         os.close(root)

@@ -1,0 +1,157 @@
+/* The operations of a plan that make the sandbox itself: its first process, who that is, and what it may do. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/capability.h>
+#include <linux/filter.h>
+#include <linux/sched.h>
+#include <linux/seccomp.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "setup.h"
+
+void raise_capabilities(void) {
+    struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+    struct __user_cap_data_struct data[2];
+    syscall(SYS_capget, &header, data);
+    for (int i = 0; i < 2; i++) data[i].effective = data[i].permitted;
+    syscall(SYS_capset, &header, data);
+}
+
+static void release_child(int sync, char byte) {
+    if (write_all(sync, &byte, 1)) { /* the child is gone; whoever waits for it will be told */ }
+    close(sync);
+}
+
+/* Splits the plan: what follows is done by the child, as PID 1 of the new namespaces. */
+int op_clone(struct setup *s) {
+    uint64_t flags = (uint64_t)read_int(&s->plan);
+    uid_t owner = (uid_t)read_int(&s->plan);
+    const char *uids = read_text(&s->plan), *gids = read_text(&s->plan);
+    int network = read_fd(s), home = read_fd(s);
+    int channel = read_fd(s), cgroup = read_fd(s);
+    if (s->plan.bad || s->reply_count == REPLY_FDS_MAX) return EBADMSG;
+    int sync[2], pidfd = -1;
+    if (pipe2(sync, O_CLOEXEC)) return errno;
+    if (network != AT_FDCWD && setns(network, CLONE_NEWNET)) {
+        int error = setup_fail(s, errno, "setns");
+        close(sync[0]), close(sync[1]);
+        return error;
+    }
+    /* The owner of a user namespace is the effective uid of its maker; kernel accounts hang on it. The capabilities that
+     * go with the change are needed to place the child in its cgroup. */
+    syscall(SYS_setresuid, -1, owner, -1);
+    raise_capabilities();
+    struct clone_args args = {.flags = flags | CLONE_PIDFD, .pidfd = (uint64_t)(uintptr_t)&pidfd, .exit_signal = SIGCHLD};
+    if (cgroup != AT_FDCWD) {
+        args.flags |= CLONE_INTO_CGROUP;
+        args.cgroup = (uint64_t)cgroup;
+    }
+    pid_t pid = (pid_t)syscall(SYS_clone3, &args, sizeof args);
+    int error = pid < 0 ? setup_fail(s, errno, "clone3") : 0;
+    if (pid == 0) {
+        char go = 0;
+        close(sync[1]);
+        if (read(sync[0], &go, 1) != 1 || go != 'g') _exit(0);
+        close(sync[0]);
+        s->inside.channel = channel;
+        s->step++;
+        init_main(s);
+    }
+    syscall(SYS_setresuid, -1, 0, -1);
+    if (network != AT_FDCWD && setns(home, CLONE_NEWNET) && !error) error = setup_fail(s, errno, "setns home");
+    close(sync[0]);
+    if (pid < 0) {
+        close(sync[1]);
+        return error;
+    }
+    if (!error) error = write_maps(pid, uids, gids);
+    release_child(sync[1], error ? 'x' : 'g');
+    s->child = pid;
+    s->reply[s->reply_count++] = pidfd;
+    s->plan.at = s->plan.end;
+    return error;
+}
+
+int op_identity(struct setup *s) {
+    (void)s;
+    if (syscall(SYS_setgroups, 0, NULL) && errno != EPERM) return errno; /* EPERM: an ordinary user's namespace */
+    if (syscall(SYS_setresgid, 0, 0, 0) || syscall(SYS_setresuid, 0, 0, 0)) return errno;
+    return 0;
+}
+
+int op_join(struct setup *s) {
+    int fd = read_fd(s);
+    if (s->plan.bad) return EBADMSG;
+    return write_all(fd, "0", 1) ? errno : 0; /* oneself, by "0": moving another waits for a grace period */
+}
+
+int op_unshare(struct setup *s) {
+    int flags = (int)read_int(&s->plan);
+    return s->plan.bad ? EBADMSG : unshare(flags) ? errno : 0;
+}
+
+int op_hostname(struct setup *s) {
+    const char *name = read_text(&s->plan);
+    return s->plan.bad ? EBADMSG : sethostname(name, strlen(name)) ? errno : 0;
+}
+
+int op_rlimit(struct setup *s) {
+    int resource = (int)read_int(&s->plan);
+    struct rlimit limit = {.rlim_cur = (rlim_t)read_int(&s->plan), .rlim_max = (rlim_t)read_int(&s->plan)};
+    return s->plan.bad ? EBADMSG : setrlimit(resource, &limit) ? errno : 0;
+}
+
+/* How commands are accounted for: the unified directory, where OOM kills are counted, the files to join; and what init
+ * must not look up by a path, since the sandbox may change what is there. */
+int op_commands(struct setup *s) {
+    int commands = read_fd(s), events = read_fd(s);
+    s->inside.commands_dir = commands == AT_FDCWD ? -1 : commands;
+    s->inside.oom_events = events == AT_FDCWD ? -1 : events;
+    s->inside.null = read_fd(s);
+    s->inside.terminals = read_fd(s);
+    s->inside.open_files = (uint64_t)read_int(&s->plan);
+    int64_t joins = read_int(&s->plan);
+    if (joins < 0 || joins > 8) return EBADMSG;
+    for (s->inside.join_count = 0; (int64_t)s->inside.join_count < joins; s->inside.join_count++)
+        s->inside.join[s->inside.join_count] = read_fd(s);
+    return s->plan.bad ? EBADMSG : 0;
+}
+
+/* Keeps `keep` and nothing else, for us and, by the bounding set, for every command. */
+int op_capabilities(struct setup *s) {
+    uint64_t keep = (uint64_t)read_int(&s->plan);
+    if (s->plan.bad) return EBADMSG;
+    for (int capability = 0; capability < 64; capability++) {
+        if (keep >> capability & 1 || !prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)) continue;
+        if (errno != EINVAL) return errno;
+        break; /* past the last one that this kernel has */
+    }
+    struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+    struct __user_cap_data_struct data[2] = {{(uint32_t)keep, (uint32_t)keep, 0},
+                                             {(uint32_t)(keep >> 32), (uint32_t)(keep >> 32), 0}};
+    if (prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)) return errno;
+    return syscall(SYS_capset, &header, data) ? errno : 0;
+}
+
+int op_seccomp(struct setup *s) {
+    int no_new_privileges = (int)read_int(&s->plan);
+    size_t length;
+    const char *bytes = read_bytes(&s->plan, &length);
+    if (s->plan.bad || length % sizeof(struct sock_filter)) return EBADMSG;
+    if (no_new_privileges && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) return errno;
+    if (!length) return 0;
+    struct sock_filter *filter = allocate(length);
+    memcpy(filter, bytes, length);
+    struct sock_fprog program = {(unsigned short)(length / sizeof *filter), filter};
+    int error = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program) ? errno : 0;
+    free(filter);
+    return error;
+}

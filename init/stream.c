@@ -1,0 +1,227 @@
+/* The bytes of commands: their output to the node within the credit it granted, its input to them. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "stream.h"
+
+struct pid1 self;
+
+/* ---- frames to the node ---------------------------------------------------------------------- */
+
+void watch(int operation, int fd, uint32_t events, struct source *source) {
+    struct epoll_event event = {.events = events, .data.ptr = source};
+    epoll_ctl(self.epoll, operation, fd, &event);
+}
+
+/* Embedded: a sandbox ends with its node. Everything in this PID namespace dies with us. */
+_Noreturn void node_is_gone(void) { _exit(0); }
+
+void flush_output(void) {
+    while (buffer_length(&self.output)) {
+        ssize_t done = send(self.in.channel, self.output.data + self.output.start, buffer_length(&self.output), MSG_NOSIGNAL);
+        if (done < 0 && errno == EINTR) continue;
+        if (done < 0 && errno != EAGAIN) node_is_gone();
+        if (done < 0) break;
+        buffer_consume(&self.output, (size_t)done);
+    }
+    bool wanted = buffer_length(&self.output) > 0;
+    if (wanted == self.channel_writable_watched) return;
+    self.channel_writable_watched = wanted;
+    watch(EPOLL_CTL_MOD, self.in.channel, EPOLLIN | (wanted ? EPOLLOUT : 0u), &self.channel_source);
+}
+
+static void seal_frame(uint8_t *at, enum frame_kind kind, int stream, uint32_t id, size_t length) {
+    struct frame f = {(uint32_t)length, (uint8_t)kind, (uint8_t)stream, id, self.sent++};
+    frame_encode(&f, at);
+    self.output.end += FRAME_HEADER + length;
+}
+
+void send_frame(enum frame_kind kind, uint32_t id, const void *payload, size_t length) {
+    uint8_t *at = buffer_reserve(&self.output, FRAME_HEADER + length);
+    if (length) memcpy(at + FRAME_HEADER, payload, length);
+    seal_frame(at, kind, 0, id, length);
+}
+
+void send_pair(enum frame_kind kind, uint32_t id, uint32_t first, uint32_t second) {
+    uint8_t payload[8];
+    put_u32(payload, first);
+    put_u32(payload + 4, second);
+    send_frame(kind, id, payload, sizeof payload);
+}
+
+/* ---- a command's output ---------------------------------------------------------------------- */
+
+void watch_stream(struct stream *s, bool wanted) {
+    if (s->fd < 0 || s->watched == wanted) return;
+    s->watched = wanted;
+    watch(wanted ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, s->fd, EPOLLIN, &s->source);
+}
+
+static void close_stream(struct stream *s) {
+    if (s->fd < 0) return;
+    watch_stream(s, false);
+    close(s->fd);
+    s->fd = -1;
+}
+
+static bool drained(const struct stream *s) { return s->fd < 0 || s->remaining == 0; }
+
+void close_input(struct command *c) {
+    if (c->child.in < 0) return;
+    if (c->input_watched) watch(EPOLL_CTL_DEL, c->child.in, 0, NULL);
+    c->input_watched = false;
+    close(c->child.in);
+    c->child.in = -1;
+    free(c->pending.data);
+    c->pending = (struct buffer){0};
+}
+
+static void forget(struct command *c) {
+    struct command **at = &self.commands;
+    while (*at != c) at = &(*at)->next;
+    *at = c->next;
+    self.count--;
+    if (c->told) self.lingering--;
+    free(c->pending.data);
+    free(c);
+}
+
+/* The oldest whose pipes somebody still holds: whoever writes to them gets SIGPIPE from now on. */
+static void forget_oldest(void) {
+    struct command *oldest = NULL;
+    for (struct command *c = self.commands; c; c = c->next)
+        if (c->told) oldest = c;
+    for (int i = 0; i < 2; i++) close_stream(&oldest->out[i]);
+    forget(oldest);
+}
+
+static void send_exit(const struct command *c) {
+    uint8_t payload[32];
+    put_u32(payload, (uint32_t)c->status);
+    put_u32(payload + 4, oom_kills(&self.in) - c->oom_before);
+    put_u64(payload + 8, c->duration);
+    put_u64(payload + 16, c->cpu);
+    put_u64(payload + 24, (uint64_t)c->usage.ru_maxrss * 1024);
+    send_frame(FRAME_EXIT, c->id, payload, sizeof payload);
+}
+
+static void mark_told(struct command *c) {
+    c->told = true;
+    self.lingering++;
+    cgroup_release(&c->child);
+}
+
+/* Tells the node once the command is dead and what it had written is on its way. Background children may hold the pipes
+ * for ever; they are read on and thrown away, so that writing does not kill them. */
+void conclude(struct command *c) {
+    if (!c->ended) return;
+    if (!c->told && c->refused) {
+        for (int i = 0; i < 2; i++) close_stream(&c->out[i]);
+        send_pair(FRAME_REFUSED, c->id, (uint32_t)c->refused, c->refused_step);
+        mark_told(c);
+    } else if (!c->told && drained(&c->out[0]) && drained(&c->out[1])) {
+        send_exit(c);
+        mark_told(c);
+        for (int i = 0; i < 2; i++) watch_stream(&c->out[i], true);
+    }
+    if (c->told && c->out[0].fd < 0 && c->out[1].fd < 0) forget(c);
+    else if (self.lingering > LINGERING_MAX) forget_oldest();
+}
+
+static void discard(struct stream *s) {
+    static char nothing[FRAME_DATA_MAX];
+    ssize_t got = read(s->fd, nothing, sizeof nothing);
+    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) close_stream(s);
+}
+
+static size_t readable(const struct stream *s) {
+    size_t most = FRAME_DATA_MAX;
+    if (s->credit < most) most = s->credit;
+    if (s->remaining >= 0 && (uint64_t)s->remaining < most) most = (size_t)s->remaining;
+    return most;
+}
+
+void pump(struct stream *s) {
+    struct command *c = s->source.command;
+    if (s->fd < 0) return;
+    if (c->told) {
+        discard(s);
+        return;
+    }
+    size_t most = readable(s);
+    if (!most || buffer_length(&self.output) > BACKLOG_MAX) {
+        self.stalled |= most > 0;
+        watch_stream(s, false);
+        return;
+    }
+    uint8_t *at = buffer_reserve(&self.output, FRAME_HEADER + most);
+    ssize_t got = read(s->fd, at + FRAME_HEADER, most);
+    if (got > 0) {
+        seal_frame(at, FRAME_OUTPUT, s->source.stream, c->id, (size_t)got);
+        s->credit -= (uint32_t)got;
+        if (s->remaining > 0) s->remaining -= got;
+    } else if (got == 0 || (errno != EAGAIN && errno != EINTR)) {
+        close_stream(s); /* EIO is the end of a terminal */
+    } else if (s->remaining > 0) {
+        s->remaining = 0; /* somebody else took it */
+    }
+}
+
+/* Reads what is left of a command that has ended, as far as the node has room for it. */
+void drain(struct command *c) {
+    for (int i = 0; i < 2; i++) {
+        struct stream *s = &c->out[i];
+        while (!c->told && !drained(s) && s->credit && buffer_length(&self.output) <= BACKLOG_MAX) pump(s);
+    }
+    conclude(c);
+}
+
+/* Streams that waited for room in the channel may go on. */
+void resume_streams(void) {
+    if (!self.stalled || buffer_length(&self.output) > BACKLOG_MAX / 2) return;
+    self.stalled = false;
+    for (struct command *c = self.commands, *next; c; c = next) {
+        next = c->next;
+        for (int i = 0; i < 2; i++) watch_stream(&c->out[i], c->out[i].credit > 0 || c->told);
+        /* What was in the pipe may be gone by now, and then nothing would ever wake us for it. */
+        if (c->ended && !c->told) drain(c);
+    }
+}
+
+/* ---- a command's input ----------------------------------------------------------------------- */
+
+void send_taken(const struct command *c, size_t length) {
+    uint8_t count[4];
+    put_u32(count, (uint32_t)length);
+    send_frame(FRAME_TAKEN, c->id, count, sizeof count);
+}
+
+void feed(struct command *c) {
+    size_t taken = 0;
+    while (c->child.in >= 0 && buffer_length(&c->pending)) {
+        ssize_t done = write(c->child.in, c->pending.data + c->pending.start, buffer_length(&c->pending));
+        if (done < 0 && errno == EINTR) continue;
+        if (done < 0 && errno == EAGAIN) break;
+        if (done < 0) { /* it closed its stdin: what is sent is taken and lost, as in any pipe */
+            taken += buffer_length(&c->pending);
+            close_input(c);
+            break;
+        }
+        buffer_consume(&c->pending, (size_t)done);
+        taken += (size_t)done;
+    }
+    if (taken) send_taken(c, taken);
+    if (c->child.in < 0) return;
+    bool waiting = buffer_length(&c->pending) > 0;
+    if (!waiting && c->close_input) {
+        close_input(c);
+        return;
+    }
+    if (waiting != c->input_watched) watch(waiting ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, c->child.in, EPOLLOUT, &c->input);
+    c->input_watched = waiting;
+}

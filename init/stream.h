@@ -1,0 +1,75 @@
+/* What PID 1 keeps of its commands, and the movement of their bytes (stream.c). */
+#ifndef SHOAL_STREAM_H
+#define SHOAL_STREAM_H
+
+#include <sys/resource.h>
+
+#include "init.h"
+
+/* Output is read from commands only while less than this waits for the node. */
+enum { BACKLOG_MAX = 512 << 10, COMMANDS_MAX = 4096 };
+/* Ended commands whose pipes are still held; a process inside could collect the pipes of all. */
+enum { LINGERING_MAX = 256 };
+
+struct command;
+struct source { /* what an epoll event points to */
+    enum { CHANNEL, SIGNALS, INPUT, OUTPUT, STARTED } kind;
+    int stream; /* 1 or 2, of OUTPUT */
+    struct command *command;
+};
+
+struct stream {
+    int fd;
+    bool watched;
+    uint32_t credit;   /* bytes the node is ready to take */
+    int64_t remaining; /* after the command's end: bytes that were in the pipe then; -1 before */
+    struct source source;
+};
+
+struct command {
+    uint32_t id;
+    struct child child;
+    struct stream out[2]; /* stdout, stderr */
+    struct source input, starting;
+    bool report_pid; /* once it has become the program */
+    struct buffer pending; /* for its stdin */
+    bool close_input, input_watched;
+    uint64_t started;
+    uint32_t oom_before;
+    bool ended; /* reaped; its output may still be on the way */
+    bool told;  /* EXIT was sent; kept only while background children hold its pipes */
+    int refused; /* errno of what failed before it became the program */
+    enum spawn_step refused_step;
+    int status;
+    struct rusage usage;
+    uint64_t duration, cpu;
+    struct command *next;
+};
+
+struct pid1 {
+    struct inside in;
+    int epoll, signals;
+    struct source channel_source, signal_source;
+    struct buffer input, output;
+    uint32_t sent;
+    bool channel_writable_watched, stalled;
+    struct command *commands; /* the newest first */
+    size_t count, lingering;
+};
+extern struct pid1 self; /* there is one of us */
+
+void watch(int operation, int fd, uint32_t events, struct source *source); /* by epoll */
+_Noreturn void node_is_gone(void);
+void flush_output(void);                        /* as far as the socket takes it */
+void send_frame(enum frame_kind kind, uint32_t id, const void *payload, size_t length);
+void send_pair(enum frame_kind kind, uint32_t id, uint32_t first, uint32_t second);
+void send_taken(const struct command *c, size_t length);
+void watch_stream(struct stream *s, bool wanted);
+void pump(struct stream *s);                    /* one read from a command's stream */
+void drain(struct command *c);                  /* what is left of one that has ended; may free it */
+void conclude(struct command *c);               /* tells its end when that is due; may free it */
+void resume_streams(void);                      /* those that waited for room in the channel */
+void feed(struct command *c);                   /* its stdin */
+void close_input(struct command *c);
+
+#endif
