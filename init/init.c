@@ -206,6 +206,7 @@ _Noreturn static void loop(void) {
         if (epoll_wait(self.epoll, &event, 1, -1) == 1) dispatch(event.data.ptr, event.events);
         flush_output();
         resume_streams();
+        limit_lingering();
     }
 }
 

@@ -100,6 +100,10 @@ static void forget_oldest(void) {
     forget(oldest);
 }
 
+void limit_lingering(void) {
+    while (self.lingering > LINGERING_MAX) forget_oldest();
+}
+
 static void send_exit(const struct command *c) {
     uint8_t payload[32];
     put_u32(payload, (uint32_t)c->status);
@@ -130,7 +134,6 @@ void conclude(struct command *c) {
         for (int i = 0; i < 2; i++) watch_stream(&c->out[i], true);
     }
     if (c->told && c->out[0].fd < 0 && c->out[1].fd < 0) forget(c);
-    else if (self.lingering > LINGERING_MAX) forget_oldest();
 }
 
 static void discard(struct stream *s) {

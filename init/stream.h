@@ -69,6 +69,7 @@ void pump(struct stream *s);                    /* one read from a command's str
 void drain(struct command *c);                  /* what is left of one that has ended; may free it */
 void conclude(struct command *c);               /* tells its end when that is due; may free it */
 void resume_streams(void);                      /* those that waited for room in the channel */
+void limit_lingering(void);                     /* once a turn, when nobody holds a pointer to a command */
 void feed(struct command *c);                   /* its stdin */
 void close_input(struct command *c);
 

@@ -133,7 +133,7 @@ class Spawner:
         assert self._socket is not None
         for _ in range(64):
             try:
-                data, descriptors, _, _ = socket.recv_fds(self._socket, 4096, DESCRIPTORS_MAX)
+                data, descriptors, _, _ = socket.recv_fds(self._socket, 4096, DESCRIPTORS_MAX, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
                 return
             except OSError:

@@ -41,6 +41,7 @@ class Call(Generic[T]):
         self._done = done
         self._undo = undo
         self._task: asyncio.Task[T] | None = None
+        self._abandoned = False
         self._undoing: asyncio.Task[None] | None = None
         self._abandoned = False
 

@@ -168,7 +168,10 @@ class AsyncCommands:
 
     async def start(self, request: CommandRequest) -> AsyncCommand:
         """A command by its whole request; what `run(background=True)` and terminals are made of."""
-        id, pid = await acall(self._node.start(self._sandbox, request))
+        id, pid = await acall(
+            self._node.start(self._sandbox, request),
+            undo=lambda started: self._node.signal(self._sandbox, started[0], signals.SIGKILL),
+        )
         return AsyncCommand(self._node, self._sandbox, id, pid)
 
     async def _stream(self, request: CommandRequest, on_stdout: Writer | None, on_stderr: Writer | None) -> Result:
@@ -324,7 +327,7 @@ class AsyncSandbox:
             metadata=dict(metadata or {}),
         )
         node = engine().node
-        return cls(node, await acall(node.create(request)))
+        return cls(node, await acall(node.create(request), undo=lambda info: node.kill(info.id)))
 
     @classmethod
     async def connect(cls, id: str) -> Self:

@@ -168,7 +168,10 @@ class Commands:
 
     def start(self, request: CommandRequest) -> Command:
         """A command by its whole request; what `run(background=True)` and terminals are made of."""
-        id, pid = call(self._node.start(self._sandbox, request))
+        id, pid = call(
+            self._node.start(self._sandbox, request),
+            undo=lambda started: self._node.signal(self._sandbox, started[0], signals.SIGKILL),
+        )
         return Command(self._node, self._sandbox, id, pid)
 
     def _stream(self, request: CommandRequest, on_stdout: Writer | None, on_stderr: Writer | None) -> Result:
@@ -324,7 +327,7 @@ class Sandbox:
             metadata=dict(metadata or {}),
         )
         node = engine().node
-        return cls(node, call(node.create(request)))
+        return cls(node, call(node.create(request), undo=lambda info: node.kill(info.id)))
 
     @classmethod
     def connect(cls, id: str) -> Self:
