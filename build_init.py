@@ -12,7 +12,19 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent
-SOURCES = ("init.c", "spawner.c", "setup.c", "mounts.c", "namespaces.c", "sandbox.c", "stream.c", "spawn.c", "files.c", "frame.c", "util.c")
+SOURCES = (
+    "init.c",
+    "spawner.c",
+    "setup.c",
+    "mounts.c",
+    "namespaces.c",
+    "sandbox.c",
+    "stream.c",
+    "spawn.c",
+    "files.c",
+    "frame.c",
+    "util.c",
+)
 TARGET = ROOT / "src" / "shoal" / "_bin" / "init"
 FLAGS = (
     "-std=gnu11", "-Os", "-s", "-static", "-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers",

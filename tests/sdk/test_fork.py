@@ -127,13 +127,18 @@ with shoal.Sandbox.create() as box:
 
 def test_ctrl_c_interrupts_a_call_and_ends_the_sandboxes() -> None:
     script = """
-import shoal
+import time, shoal
 box = shoal.Sandbox.create()
 print("ready", flush=True)
 try:
     box.commands.run("sleep 600")
 except KeyboardInterrupt:
-    print(box.commands.run("pgrep -c sleep").stdout.strip())
+    for _ in range(50):
+        count = box.commands.run("pgrep -c sleep").stdout.strip()
+        if count == "0":
+            break
+        time.sleep(0.05)
+    print(count)
 """
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environ) as process:

@@ -295,7 +295,9 @@ def test_a_create_that_is_cancelled_leaves_no_sandbox() -> None:
             task = asyncio.create_task(shoal.AsyncSandbox.create(metadata={"test": "cancelled"}))
             await asyncio.sleep(delay)
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            (made,) = await asyncio.gather(task, return_exceptions=True)
+            if isinstance(made, shoal.AsyncSandbox):  # it was ready before it was cancelled
+                await made.kill()
         await asyncio.sleep(0.3)
         left = await shoal.AsyncSandbox.list({"test": "cancelled"})
         assert left == []
