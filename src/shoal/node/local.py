@@ -175,7 +175,7 @@ class LocalNode:
         return (*own, *(layer for key in needs for layer in self._layers(key, field)))
 
     def _interpreter(self, version: str) -> Interpreter:
-        """Looking through all that are installed takes longer than a create; remembered while the one found is the same."""
+        """Looking through all that are installed takes longer than a create; remembered while it is the same."""
         found, seen = self._found.get(version, (None, 0))
         if found is None or _modified(found.path) != seen:
             found = self._interpreters.find(version)
