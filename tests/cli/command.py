@@ -14,7 +14,7 @@ SCRIPT = Path(sys.executable).with_name("shoal")
 SHOAL = (
     [str(SCRIPT)] if os.access(SCRIPT, os.X_OK) else [sys.executable, "-c", "from shoal.cli.main import main; main()"]
 )
-PATIENCE = 60.0
+PATIENCE = 30.0
 """Seconds that a command may take on a busy machine."""
 
 Outcome = subprocess.CompletedProcess[bytes]

@@ -172,3 +172,11 @@ def test_a_dead_sandboxes_groups_are_removed(limited: shoal.Sandbox) -> None:
     assert all(folder.exists() for folder in folders)
     limited.kill()
     assert not residue.settled(lambda: [folder for folder in folders if folder.exists()])
+
+
+@pytest.mark.root
+def test_inside_a_group_does_not_tell_of_the_host(limited: shoal.Sandbox) -> None:
+    """Neither which node made it nor the how manieth it is."""
+    shown = limited.commands.run("cat /proc/self/cgroup /proc/1/cgroup").stdout
+    assert "shoal" not in shown
+    assert str(os.getpid()) not in shown

@@ -8,16 +8,17 @@ from shoal.sandbox.compose import CAPABILITY_MASK, Accounting, Devices, Mount, P
 from shoal.sandbox.plan import HOST_NETWORK, KEPT, NONE, Plan
 from shoal.sandbox.slots import FIRST, IDS
 
-USERS, BASE, ENVIRONMENT, SYS, MEMORY, UNIFIED = range(KEPT + 20, KEPT + 26)
+USERS, BASE, ENVIRONMENT, SYS, CPU, MEMORY, PIDS, UNIFIED = range(KEPT + 20, KEPT + 28)
 CHANNEL, NETWORK = 0, 1
 """What is sent along."""
 
 HYBRID = Accounting(
-    init_group=(UNIFIED, "b0/init"),
-    init_joins=((MEMORY, "b0/tasks"),),
-    command_joins=((MEMORY, "b0/cmd/tasks"),),
+    init_group=(UNIFIED, "b0"),
+    init_joins=((CPU, "b0/tasks"),),
+    command_joins=((MEMORY, "b0/tasks"), (PIDS, "b0/tasks")),
+    leaves=((MEMORY, "tasks"), (PIDS, "tasks")),
     commands_group=(UNIFIED, "b0/cmd"),
-    oom_events=(MEMORY, "b0/cmd/memory.oom_control"),
+    oom_events=(MEMORY, "b0/memory.oom_control"),
 )
 PARTS = Parts(
     hostname="sandbox",
@@ -98,9 +99,17 @@ def test_the_namespaces_of_the_sandbox() -> None:
     assert clone[0] == 0x20000 | 0x4000000 | 0x8000000 | 0x10000000 | 0x20000000
 
 
-def test_the_cgroup_namespace_comes_after_the_group_is_joined() -> None:
-    assert before(composed(PARTS), "clone", "join", "unshare", "pivot")
-    assert arguments(composed(PARTS), "unshare") == [(0x2000000,)]
+def test_the_cgroup_namespace_is_made_in_all_groups_and_those_with_limits_are_left_again() -> None:
+    plan = composed(PARTS)
+    order = names(plan)
+    unshared = order.index("unshare")
+    visited = len(HYBRID.init_joins) + len(HYBRID.command_joins)
+    assert arguments(plan, "unshare") == [(0x2000000,)]
+    assert order[:unshared].count("join") == visited
+    assert order[unshared + 1 : unshared + 1 + len(HYBRID.leaves)] == ["join"] * len(HYBRID.leaves)
+    assert len(HYBRID.leaves) == len(HYBRID.command_joins) > 0
+    left = [opened for opened in arguments(plan, "open") if opened[2] == "tasks"]
+    assert [register for (register,) in arguments(plan, "join")[visited:]] == [opened[0] for opened in left]
 
 
 def test_mounts_below_the_root_come_after_it_and_proc_after_them() -> None:

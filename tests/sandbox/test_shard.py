@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
@@ -91,26 +92,30 @@ def test_a_network_is_never_used_twice() -> None:
 @pytest.mark.root
 def test_a_cgroup_is_never_used_twice() -> None:
     """It would still know the most that the one before had in memory, and its pages."""
-    usage = "cat /proc/self/cgroup"
-    seen: set[str] = set()
+    seen: list[str] = []
     for _ in range(30):
+        before = inits()
         with shoal.Sandbox.create() as box:
-            (pid,) = (p.pid for p in residue.sandbox_processes() if p.name == "shoal-init" and is_new(p.pid, seen))
-            seen.add(cgroup(pid))
-            assert "shoal-" not in box.commands.run(usage).stdout
-    assert len(seen) == 30
+            running = box.commands.run(["sleep", "60"], background=True)
+            (init,) = inits() - before
+            seen += {cgroup(pid) for pid in sleepers(init)}
+            running.kill()
+    assert len(seen) == len(set(seen)) == 30
+
+
+def inits() -> set[int]:
+    """Pids of the sandboxes' inits; a command is called so too until it execs, but is not a spawner's child."""
+    table = residue.sandbox_processes()
+    spawners = {process.pid for process in table if process.name == "shoal-spawner"}
+    return {process.pid for process in table if process.name == "shoal-init" and process.parent in spawners}
+
+
+def sleepers(init: int) -> list[int]:
+    return [process.pid for process in residue.descendants(init) if process.name == "sleep"]
 
 
 def cgroup(pid: int) -> str:
-    with open(f"/proc/{pid}/cgroup") as file:
-        return file.read()
-
-
-def is_new(pid: int, seen: set[str]) -> bool:
-    try:
-        return cgroup(pid) not in seen
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    return Path(f"/proc/{pid}/cgroup").read_text()
 
 
 @pytest.mark.root

@@ -260,6 +260,8 @@ def _hang_up(running: AsyncCommand) -> None:
 
     async def hang_up(_: int) -> None:
         await running.kill(signal.SIGHUP)
+        await asyncio.sleep(1)  # bash may look at it only when the next key is hit
+        await running.kill(signal.SIGKILL)
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         _on_signal(number, hang_up)

@@ -212,6 +212,10 @@ class Cgroups:
         """The same for each command, which is in init's group for processor time by birth."""
         return [(c, f"{group.name}/tasks") for c in ("memory", "pids") if c in self._roots]
 
+    def leaves(self) -> Sequence[tuple[str, str]]:
+        """Where init goes after a visit to the groups of `command_joins`, in which its cgroup namespace is made."""
+        return [(c, "tasks") for c in ("memory", "pids") if c in self._roots]
+
     def init_group(self, group: Group) -> tuple[str, str] | None:
         """The unified directory that init is born in, or None. Where it has controllers it must be a leaf."""
         if "unified" not in self._roots:

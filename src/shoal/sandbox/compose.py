@@ -65,6 +65,8 @@ class Accounting(Struct, frozen=True):
     init_group: tuple[int, str] | None = None
     init_joins: tuple[tuple[int, str], ...] = ()
     command_joins: tuple[tuple[int, str], ...] = ()
+    leaves: tuple[tuple[int, str], ...] = ()
+    """Files by which init leaves the groups of `command_joins` again."""
     commands_group: tuple[int, str] | None = None
     oom_events: tuple[int, str] | None = None
 
@@ -200,16 +202,21 @@ def _open_cgroups(plan: Plan, accounting: Accounting) -> None:
         plan.add("open", _COMMANDS, *accounting.commands_group, os.O_RDONLY | os.O_DIRECTORY)
     if accounting.oom_events:
         plan.add("open", _EVENTS, *accounting.oom_events, os.O_RDONLY)
-    for index, join in enumerate((*accounting.init_joins, *accounting.command_joins)):
+    for index, join in enumerate((*accounting.init_joins, *accounting.command_joins, *accounting.leaves)):
         plan.add("open", _FIRST_JOIN + index, *join, os.O_WRONLY)
 
 
 def _enter(plan: Plan, shape: Shape) -> None:
-    for index in range(shape.init_joins):
+    """The cgroup namespace takes for its root the groups that we are in when it is made. So init visits those that are
+    for its commands, whose names would tell of the host otherwise, and leaves them again, to be outside their limits.
+    """
+    visited = shape.init_joins + shape.command_joins
+    for index in range(visited):
         plan.add("join", _FIRST_JOIN + index)
     plan.add("identity")
-    # After joining, so that the new namespace's root is the sandbox's own group.
     plan.add("unshare", _NEWCGROUP)
+    for index in range(shape.command_joins):
+        plan.add("join", _FIRST_JOIN + visited + index)
 
 
 def _mount_inside(plan: Plan, shape: Shape) -> None:

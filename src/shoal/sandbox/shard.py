@@ -292,6 +292,7 @@ class Shard:
         return Accounting(
             init_group=named(groups.init_group(group)),
             init_joins=tuple((self._roots[c], path) for c, path in groups.init_joins(group)),
+            leaves=tuple((self._roots[c], path) for c, path in groups.leaves()),
             command_joins=tuple((self._roots[c], path) for c, path in groups.command_joins(group)),
             commands_group=named(groups.commands_group(group)),
             oom_events=named(groups.oom_events(group)),

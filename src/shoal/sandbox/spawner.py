@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
 import os
 import signal
@@ -133,15 +134,15 @@ class Spawner:
         assert self._socket is not None
         for _ in range(64):
             try:
-                data, descriptors, _, _ = socket.recv_fds(self._socket, 4096, DESCRIPTORS_MAX, socket.MSG_CMSG_CLOEXEC)
+                data, descriptors = _receive(self._socket)
             except BlockingIOError:
                 return
             except OSError:
-                data = b""
+                data, descriptors = b"", ()
             if not data:
                 self._lost()
                 return
-            self._take(data, tuple(descriptors))
+            self._take(data, descriptors)
 
     def _take(self, data: bytes, descriptors: tuple[int, ...]) -> None:
         number, error, step, pid = _HEADER.unpack_from(data)
@@ -191,6 +192,16 @@ class Spawner:
             return
         os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
+
+
+def _receive(sock: socket.socket) -> tuple[bytes, tuple[int, ...]]:
+    """A datagram and its descriptors, which no program that this process starts inherits (`recv_fds` drops that flag)."""
+    room = socket.CMSG_SPACE(DESCRIPTORS_MAX * 4)
+    data, extra, _, _ = sock.recvmsg(4096, room, socket.MSG_CMSG_CLOEXEC)
+    descriptors = array.array("i")
+    for _, _, passed in extra:
+        descriptors.frombytes(passed)
+    return data, tuple(descriptors)
 
 
 def _discard(future: asyncio.Future[Reply]) -> None:

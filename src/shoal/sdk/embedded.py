@@ -106,6 +106,24 @@ class Inbox:
         self._writer.close()
 
 
+class Bell:
+    """Wakes one caller: a byte on a Unix socket again."""
+
+    def __init__(self) -> None:
+        self._near, self._far = socket.socketpair()
+
+    def ring(self) -> None:
+        with suppress(OSError):  # closed: the caller has given up
+            self._far.send(b"d")
+
+    def wait(self) -> None:
+        self._near.recv(1)
+
+    def close(self) -> None:
+        self._near.close()
+        self._far.close()
+
+
 class Engine:
     """A node and the loop it runs on."""
 
@@ -115,7 +133,8 @@ class Engine:
         self.node = LocalNode(data_dir(), run_dir())
         self.builds = Builds(self.node)
         self.pid = os.getpid()
-        self._waiting = threading.local()
+        self._bells: list[Bell] = []
+        """Of callers that have their answer, for the next ones."""
         self._thread = threading.Thread(target=self._run, name="shoal-node", daemon=True)
 
     def _run(self) -> None:
@@ -133,23 +152,23 @@ class Engine:
 
     def call(self, work: Coroutine[Any, Any, T], undo: Undo[T] | None = None) -> T:
         """Runs it on the loop and waits, from any other thread. If the wait is interrupted (Ctrl-C), so is the work."""
-        sockets = self._sockets()
-        call = Call(work, lambda _: sockets[1].send(b"d"), undo)
+        bell = self._take_bell()
+        call = Call(work, lambda _: bell.ring(), undo)
         self.inbox.put(call)
         try:
-            sockets[0].recv(1)
+            bell.wait()
         except BaseException:
-            self._waiting.sockets = None  # its byte is still to come, and for nobody
+            bell.close()  # its ring is still to come, and for nobody
             self.inbox.abandon(call)
             raise
+        self._bells.append(bell)
         return call.result()
 
-    def _sockets(self) -> tuple[socket.socket, socket.socket]:
-        """Of the calling thread: it is woken by a byte too."""
-        found = getattr(self._waiting, "sockets", None)
-        if found is None:
-            found = self._waiting.sockets = socket.socketpair()
-        return found
+    def _take_bell(self) -> Bell:
+        try:
+            return self._bells.pop()
+        except IndexError:
+            return Bell()
 
     async def acall(self, work: Coroutine[Any, Any, T], undo: Undo[T] | None = None) -> T:
         """The same from another loop, without blocking it."""
@@ -172,6 +191,8 @@ class Engine:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(_CLOSE_SECONDS)
         if not self._thread.is_alive():
+            for bell in self._bells:
+                bell.close()
             self.inbox.close()
             self.loop.close()
 

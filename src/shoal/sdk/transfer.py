@@ -127,8 +127,8 @@ async def _download_entry(node: Node, sandbox: str, base: str, entry: FileInfo, 
             return
         case "directory":
             _make_directory(parent, name, entry.mode & 0o777)
-        case "symlink":
-            _make_link(parent, name, entry.link or "")
+        case "symlink" if entry.link:  # none: it has become something else meanwhile
+            _make_link(parent, name, entry.link)
     os.close(parent)
 
 
