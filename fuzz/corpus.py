@@ -11,7 +11,7 @@ from shoal.sandbox.plan import NONE, OPERATIONS, Argument, Plan
 
 REQUESTS = (
     Request(["sh", "-c", "echo hi"], ["PATH=/usr/bin:/bin", "A="], "/workspace"),
-    Request(["true"], [], "", uid=1000, gid=1000, groups=(4, 27), flags=Flag.STDIN | Flag.MERGE_STDERR),
+    Request(["true"], [], "", uid=1000, gid=1000, groups=(4, 27), flags=Flag.STDIN),
     Request([b"\xff" * 200], ["LANG=C"], "/", flags=Flag.TTY, rows=24, cols=80),
     Request(["/a", "/b"], [], "/", operation=8),
     Request(["/file"], [], "/", operation=2, number=0o644),

@@ -71,7 +71,6 @@ struct setup {
 };
 void setup_init(struct setup *s, int *kept, const uint8_t *plan, size_t length, const int *fds, size_t count);
 int setup_run(struct setup *s);         /* 0, or an errno; s->step then names the operation */
-void setup_close(struct setup *s);      /* closes the registers */
 
 /* ---- spawner.c ------------------------------------------------------------------------------- */
 
@@ -95,7 +94,7 @@ struct request {                        /* a SPAWN or FILE frame, decoded; point
     int operation;                      /* a file operation, or -1 for a program */
     int64_t number;                     /* its numeric argument */
 };
-enum { WITH_STDIN = 1, WITH_TTY = 2, MERGE_STDERR = 4, REPORT_PID = 8 };
+enum { WITH_STDIN = 1, WITH_TTY = 2, REPORT_PID = 4 };
 enum spawn_step { STEP_REQUEST = 1, STEP_PIPES, STEP_CLONE, STEP_CGROUP, STEP_TTY, STEP_IDENTITY, STEP_CWD, STEP_EXEC };
 
 struct cgroup_slot {                    /* a command's own cgroup; reused once it is empty, unless `spent` */

@@ -139,8 +139,3 @@ int setup_run(struct setup *s) {
     }
     return 0;
 }
-
-void setup_close(struct setup *s) {
-    for (int i = 0; i < REGISTERS; i++)
-        if (s->registers[i] >= 0) close(s->registers[i]);
-}

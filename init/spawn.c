@@ -217,8 +217,7 @@ static int open_pipes(const struct inside *in, const struct request *q, struct c
         return -1;
     }
     if (open_pipe(&c->out, &theirs->out)) return -1;
-    if (q->flags & MERGE_STDERR) theirs->err = theirs->out;
-    else if (open_pipe(&c->err, &theirs->err)) return -1;
+    if (open_pipe(&c->err, &theirs->err)) return -1;
     int ours[] = {c->in, c->out, c->err};
     for (int i = 0; i < 3; i++)
         if (ours[i] >= 0) fcntl(ours[i], F_SETFL, O_NONBLOCK);

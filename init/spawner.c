@@ -128,8 +128,7 @@ static void keep_basics(struct spawner *s, int host_mounts, int null) {
     s->kept[0] = host_mounts;
     s->kept[1] = s->own_mounts;
     s->kept[2] = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
-    s->kept[3] = open("/proc/self/ns/user", O_RDONLY | O_CLOEXEC);
-    s->kept[4] = null;
+    s->kept[3] = null;
 }
 
 /* ---- requests -------------------------------------------------------------------------------- */

@@ -53,6 +53,7 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """File descriptors a process."""
     gpu: int = 0
     cpu_class: Literal["best-effort", "latency"] = "best-effort"
+    """On a busy machine "latency" gets ten times the share of processor time."""
     upper: Literal["auto", "memory", "disk"] = "auto"
     """Where what is written lives. "auto" is memory: `disk` bytes, or half of the machine's memory if that is less."""
 

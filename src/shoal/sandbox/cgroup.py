@@ -22,6 +22,8 @@ from shoal.types import MiB, Profile
 
 CONTROLLERS: Final = ("memory", "cpu", "pids")
 _PERIOD_US: Final = 100_000
+_WEIGHTS: Final = {"best-effort": 100, "latency": 1000}
+"""Shares of a busy processor, 100 being an ordinary process's."""
 _INIT: Final = "init"
 _BUFFERS: Final = "memory.kmem.tcp.limit_in_bytes"
 
@@ -170,7 +172,12 @@ class Cgroups:
         """Adds the operations that set a profile's limits. `writable`: bytes that files in memory take on top."""
         memory = str(profile.memory + writable)
         quota = str(max(int(profile.cpu * _PERIOD_US), 1000))
-        limits = [("cpu", "cpu.cfs_quota_us", quota), ("pids", "pids.max", str(profile.processes))]
+        weight = _WEIGHTS[profile.cpu_class]
+        limits = [
+            ("cpu", "cpu.cfs_quota_us", quota),
+            ("cpu", "cpu.shares", str(1024 * weight // 100)),
+            ("pids", "pids.max", str(profile.processes)),
+        ]
         limits += self._version1_memory(profile, memory)
         if "memory" in self._v2:
             limits.append(("unified", "cmd/memory.max", memory))
@@ -178,6 +185,7 @@ class Cgroups:
                 limits.append(("unified", f"cmd/{self._swap}", "0"))
         if "cpu" in self._v2:
             limits.append(("unified", "cpu.max", f"{quota} {_PERIOD_US}"))
+            limits.append(("unified", "cpu.weight", str(weight)))
         if "pids" in self._v2:
             limits.append(("unified", "cmd/pids.max", str(profile.processes)))
         for controller, path, value in limits:

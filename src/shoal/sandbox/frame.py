@@ -44,8 +44,7 @@ class Flag(IntFlag):
     NONE = 0
     STDIN = 1
     TTY = 2
-    MERGE_STDERR = 4
-    REPORT_PID = 8
+    REPORT_PID = 4
     """Say the pid as soon as it is known; else only the end is told, which saves a wake-up."""
 
 

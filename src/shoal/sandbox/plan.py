@@ -15,8 +15,8 @@ from typing import Final
 NONE: Final = -1
 """No descriptor; for a directory, the current one."""
 KEPT: Final = 1000
-HOST_MOUNTS, OWN_MOUNTS, HOST_NETWORK, OWN_USERS, NULL_DEVICE = range(KEPT, KEPT + 5)
-"""What every spawner keeps from its start: the host's and its own mounts, the host's network, its users, /dev/null."""
+HOST_MOUNTS, OWN_MOUNTS, HOST_NETWORK, NULL_DEVICE = range(KEPT, KEPT + 4)
+"""What every spawner keeps from its start: the host's and its own mounts, the host's network, /dev/null."""
 FIRST_FREE_KEY: Final = KEPT + 16
 
 # Name and argument types of each operation; its index is its code in init/setup.c.

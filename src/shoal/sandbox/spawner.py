@@ -195,7 +195,7 @@ class Spawner:
 
 
 def _receive(sock: socket.socket) -> tuple[bytes, tuple[int, ...]]:
-    """A datagram and its descriptors, which no program that this process starts inherits (`recv_fds` drops that flag)."""
+    """A datagram and its descriptors, which no program we start inherits: `recv_fds` drops the flag for that."""
     room = socket.CMSG_SPACE(DESCRIPTORS_MAX * 4)
     data, extra, _, _ = sock.recvmsg(4096, room, socket.MSG_CMSG_CLOEXEC)
     descriptors = array.array("i")
