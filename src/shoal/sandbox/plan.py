@@ -9,8 +9,8 @@ registers of this plan (the descriptors sent along come first), from `KEPT` on t
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 NONE: Final = -1
 """No descriptor; for a directory, the current one."""
@@ -52,8 +52,6 @@ OPERATIONS: Final = (
     ("capabilities", "i"),
     ("seccomp", "is"),
 )
-_CODES: Final = {name: (code, types) for code, (name, types) in enumerate(OPERATIONS)}
-
 Argument = int | str | bytes | Sequence[str] | Sequence[int]
 
 _int = struct.Struct("<q").pack
@@ -65,17 +63,24 @@ def _text(value: str | bytes) -> bytes:
     return _count(len(data)) + data + b"\0"
 
 
-def _encode(kind: str, value: Argument) -> bytes:
-    match kind, value:
-        case "i", int():
-            return _int(value if value < 1 << 63 else value - (1 << 64))
-        case "s", str() | bytes():
-            return _text(value)
-        case "l", [*items]:
-            return _count(len(items)) + b"".join(_text(str(item)) for item in items)
-        case "n", [*items]:
-            return _int(len(items)) + b"".join(_int(int(item)) for item in items)
-    raise TypeError(f"a plan takes no {value!r} where {kind!r} stands")
+def _number(value: int) -> bytes:
+    return _int(value if value < 1 << 63 else value - (1 << 64))
+
+
+def _texts(values: Sequence[str]) -> bytes:
+    if isinstance(values, (str, bytes)):  # a sequence as well, but of letters
+        raise TypeError("a list of texts is wanted")
+    return _count(len(values)) + b"".join(map(_text, values))
+
+
+def _numbers(values: Sequence[int]) -> bytes:
+    return _int(len(values)) + b"".join(map(_int, values))
+
+
+_ENCODERS: Final[dict[str, Callable[[Any], bytes]]] = {"i": _number, "s": _text, "l": _texts, "n": _numbers}
+_CODES: Final = {
+    name: (bytes([code]), tuple(_ENCODERS[kind] for kind in types)) for code, (name, types) in enumerate(OPERATIONS)
+}
 
 
 class Plan:
@@ -87,12 +92,15 @@ class Plan:
 
     def add(self, name: str, *arguments: Argument) -> None:
         """Appends one operation of `OPERATIONS`."""
-        code, types = _CODES[name]
-        if len(types) != len(arguments):
-            raise TypeError(f"{name} takes {len(types)} arguments, not {len(arguments)}")
-        encoded = b"".join(map(_encode, types, arguments))
+        code, encoders = _CODES[name]
+        if len(encoders) != len(arguments):
+            raise TypeError(f"{name} takes {len(encoders)} arguments, not {len(arguments)}")
+        try:
+            encoded = b"".join([encode(value) for encode, value in zip(encoders, arguments, strict=True)])
+        except (TypeError, AttributeError, struct.error) as error:
+            raise TypeError(f"{name} takes no {arguments!r}: {error}") from error
         self.steps.append((name, arguments))
-        self._wire.append(code)
+        self._wire += code
         self._wire += encoded
 
     def extend(self, other: Plan) -> None:
