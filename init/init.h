@@ -60,8 +60,8 @@ struct inside {
 /* One plan being carried out. */
 struct setup {
     struct reader plan;
-    int registers[REGISTERS];
-    int *kept;             /* descriptors that outlive the plan, by the node's key */
+    int registers[REGISTERS]; /* 0 is none: a spawner's descriptors begin at 3 */
+    int *kept;                /* those that outlive the plan, by the node's key; the same */
     int reply[REPLY_FDS_MAX];
     size_t reply_count;
     struct inside inside;

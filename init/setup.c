@@ -26,7 +26,7 @@ int read_fd(struct setup *s) {
     int64_t reference = read_int(&s->plan);
     int *at = place(s, reference);
     if (reference == -1) return AT_FDCWD;
-    if (!at || *at < 0) {
+    if (!at || *at <= 0) {
         s->plan.bad = true;
         return -1;
     }
@@ -40,7 +40,7 @@ int store_fd(struct setup *s, int64_t reference, int fd) {
         close(fd);
         return EBADMSG;
     }
-    if (*at >= 0) close(*at);
+    if (*at > 0) close(*at);
     *at = fd;
     return 0;
 }
@@ -100,8 +100,8 @@ int op_keep(struct setup *s) {
 int op_drop(struct setup *s) {
     int *at = place(s, read_int(&s->plan));
     if (!at) return EBADMSG;
-    if (*at >= 0) close(*at);
-    *at = -1;
+    if (*at > 0) close(*at);
+    *at = 0;
     return 0;
 }
 
@@ -126,7 +126,7 @@ void setup_init(struct setup *s, int *kept, const uint8_t *plan, size_t length, 
     s->plan = (struct reader){plan, plan + length, false};
     s->kept = kept;
     s->inside = (struct inside){.channel = -1, .commands_dir = -1, .oom_events = -1, .null = -1, .terminals = -1};
-    for (size_t i = 0; i < REGISTERS; i++) s->registers[i] = i < count ? fds[i] : -1;
+    for (size_t i = 0; i < REGISTERS; i++) s->registers[i] = i < count ? fds[i] : 0;
 }
 
 int setup_run(struct setup *s) {

@@ -180,7 +180,7 @@ static void carry_out(struct spawner *s, const uint8_t *request, size_t length, 
     int open_ones[REGISTERS];
     size_t opened = 0;
     for (int i = 0; i < REGISTERS; i++)
-        if (plan.registers[i] >= 0) open_ones[opened++] = plan.registers[i];
+        if (plan.registers[i] > 0) open_ones[opened++] = plan.registers[i];
     close_slowly(s, open_ones, opened);
 }
 
@@ -243,8 +243,11 @@ static void end(struct spawner *s) {
 /* ---- */
 
 static int start(struct spawner *s, int socket, char **cleanup) {
-    memset(s->kept, -1, sizeof s->kept);
     s->socket = socket;
+    int spare;
+    do spare = open("/dev/null", O_RDWR | O_CLOEXEC); /* a daemon may have closed the first three */
+    while (spare >= 0 && spare < 3);
+    close(spare);
     if (remember_cleanup(s, cleanup) || raise_open_files()) return -1;
     if (geteuid() != 0 && enter_user_namespace(socket)) return -1;
     int host_mounts = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC);

@@ -122,6 +122,7 @@ def own_group(box: shoal.Sandbox, controller: str) -> Path:
     (pid,) = (process.pid for process in residue.processes() if cmdline(process.pid) == ["sleep", "61.25"])
     found = find_hierarchies(Path("/proc/self/mountinfo").read_text(), Path(f"/proc/{pid}/cgroup").read_text())
     sleeping.kill()
+    sleeping.wait()
     return found.v1.get(controller, found.unified or Path())
 
 
