@@ -74,7 +74,7 @@ static struct cgroup_slot *make_group(int parent) {
     struct cgroup_slot *g = allocate(sizeof *g);
     g->name = next++;
     g->dir = dir;
-    g->cpu_stat = openat(dir, "cpu.stat", O_RDONLY | O_CLOEXEC);
+    g->cpu_stat = -1;
     return groups[group_total++] = g;
 }
 
@@ -82,7 +82,7 @@ static void remove_group(int parent, size_t index) {
     struct cgroup_slot *g = groups[index];
     char name[16];
     snprintf(name, sizeof name, "%u", g->name);
-    close(g->cpu_stat);
+    if (g->cpu_stat >= 0) close(g->cpu_stat);
     close(g->dir);
     unlinkat(parent, name, AT_REMOVEDIR);
     groups[index] = groups[--group_total];
@@ -105,14 +105,21 @@ static struct cgroup_slot *take_group(int parent) {
     return found;
 }
 
-static uint64_t cpu_total(const struct cgroup_slot *g) {
+static uint64_t cpu_total(struct cgroup_slot *g) {
     char text[64] = {0};
     unsigned long long usec = 0;
+    if (g->cpu_stat < 0) g->cpu_stat = openat(g->dir, "cpu.stat", O_RDONLY | O_CLOEXEC);
     if (g->cpu_stat >= 0 && pread(g->cpu_stat, text, sizeof text - 1, 0) > 0) sscanf(text, "usage_usec %llu", &usec);
     return usec;
 }
 
-uint64_t cgroup_cpu_usec(struct cgroup_slot *g) { return cpu_total(g) - g->cpu_before; }
+/* Read once, at the end: each reading makes the kernel add up what the processors know. What background processes of an
+ * earlier command have used since its end counts for this one; there are none as a rule, or the group were not taken. */
+uint64_t cgroup_cpu_usec(struct cgroup_slot *g) {
+    uint64_t total = cpu_total(g), used = total - g->cpu_before;
+    g->cpu_before = total;
+    return used;
+}
 
 void cgroup_release(struct child *c) {
     if (!c->group) return;
@@ -339,7 +346,6 @@ int spawn(const struct inside *in, const struct request *q, struct child *c, enu
     if (!error && in->commands_dir >= 0) {
         c->group = take_group(in->commands_dir);
         if (!c->group) error = errno;
-        else c->group->cpu_before = cpu_total(c->group);
     }
     if (!error) {
         *step = STEP_CLONE;

@@ -142,6 +142,7 @@ def test_the_terminal_is_as_before_whatever_ends_it(number: signal.Signals) -> N
         assert seat.settings() == before
 
 
+@pytest.mark.root
 def test_options_are_those_of_run() -> None:
     with terminal("--user", "1000") as seat:
         seat.expect(rb"[$#] $")

@@ -6,6 +6,7 @@ import os
 import socket
 from collections import deque
 from collections.abc import Sequence
+from itertools import groupby
 
 from shoal.network.audit import Event
 from shoal.network.egress import Egress
@@ -26,8 +27,12 @@ def network_plans(groups: int) -> dict[str, Plan]:
 
 def _plan(recipe: Recipe) -> Plan:
     plan = Plan()
-    for path, value in recipe.sysctls:
-        plan.add("write", NONE, f"/proc/sys/net/{path}", value)
+    folder = len(recipe.listeners) + 1
+    for parent, settings in groupby(recipe.sysctls, lambda setting: setting[0].rpartition("/")[0]):
+        # Looked up once: the more namespaces live, the longer the kernel takes for a name below /proc/sys/net.
+        plan.add("open", folder, NONE, f"/proc/sys/net/{parent}", os.O_PATH | os.O_DIRECTORY)
+        for path, value in settings:
+            plan.add("write", folder, path.rpartition("/")[2], value)
     for protocol, message, acks in recipe.messages:
         plan.add("netlink", protocol, message, acks)
     for index, listener in enumerate(recipe.listeners):
