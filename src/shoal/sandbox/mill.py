@@ -24,6 +24,8 @@ from shoal.types import Profile
 _NETWORK_OWNER: Final = FIRST - IDS
 """Ids of the user namespace that owns all network namespaces and that no sandbox enters."""
 _SWEEP_SECONDS: Final = 0.1
+_BATCH: Final = 10
+"""Each brings up to five descriptors, and a plan takes 64."""
 _CLOSE_TRIES: Final = 50
 
 
@@ -107,15 +109,26 @@ class Mill:
             await self._sweep()
 
     async def _sweep(self) -> None:
-        for _ in range(len(self._leftovers)):
-            group, descriptors = self._leftovers.popleft()
-            plan = Plan()
+        """Several in one plan. If a process is still on its way out of one, that one ends the plan; all of it is tried
+        again, one by one."""
+        waiting, self._leftovers = self._leftovers, deque()
+        while waiting:
+            batch = [waiting.popleft() for _ in range(min(len(waiting), _BATCH))]
+            if not await self._remove([group for group, _ in batch], [each for _, held in batch for each in held]):
+                for group, _ in batch:
+                    if not await self._remove([group], []):
+                        self._leftovers.append((group, ()))
+
+    async def _remove(self, groups: Sequence[Group], descriptors: Sequence[int]) -> bool:
+        plan = Plan()
+        for group in groups:
             self._cgroups.remove(plan, self._keys, group)
-            try:
-                # Given away, the descriptors end with the plan: freeing a full tree's pages is the mill's work.
-                await self._run(plan, descriptors)
-            except PlatformError:
-                self._leftovers.append((group, ()))
+        try:
+            # Given away, the descriptors end with the plan: freeing a full tree's pages is the mill's work.
+            await self._run(plan, descriptors)
+        except PlatformError:
+            return False
+        return True
 
     def forsake(self) -> None:
         """See `NamespaceTier.forsake`."""
