@@ -23,7 +23,7 @@
 
 #include "init.h"
 
-enum { REQUEST_MAX = 1 << 18, PASSED_MAX = 64, CLEANUP_MAX = 8, EXIT_NOTICE = 0xffffffff };
+enum { REQUEST_MAX = 1 << 18, PASSED_MAX = 64, CLEANUP_MAX = 8, SLOW_MAX = 256, EXIT_NOTICE = 0xffffffff };
 
 struct sandbox {
     pid_t pid;
@@ -33,6 +33,8 @@ struct sandbox {
 struct spawner {
     int socket, signals, reaper;
     pid_t reaper_pid;
+    int slow[SLOW_MAX]; /* descriptors for the reaper */
+    size_t slow_count;
     int own_mounts;
     int kept[KEPT_MAX];
     struct sandbox *sandboxes;
@@ -67,9 +69,18 @@ static int start_reaper(pid_t *reaper) {
     return ends[1];
 }
 
-static void close_slowly(struct spawner *s, const int *fds, size_t count) {
-    if (!count || write(s->reaper, fds, count * sizeof *fds) == (ssize_t)(count * sizeof *fds)) return;
-    for (size_t i = 0; i < count; i++) close(fds[i]);
+static void flush_slow(struct spawner *s) {
+    size_t size = s->slow_count * sizeof *s->slow;
+    if (size && write(s->reaper, s->slow, size) != (ssize_t)size)
+        for (size_t i = 0; i < s->slow_count; i++) close(s->slow[i]);
+    s->slow_count = 0;
+}
+
+/* Gathered until there are many or nothing else is to do: on a busy machine each wake-up of the reaper is felt. */
+static void close_slowly(struct spawner *s, int fd) {
+    if (fd <= 0) return;
+    s->slow[s->slow_count++] = fd;
+    if (s->slow_count == SLOW_MAX) flush_slow(s);
 }
 
 /* ---- start ----------------------------------------------------------------------------------- */
@@ -177,11 +188,7 @@ static void carry_out(struct spawner *s, const uint8_t *request, size_t length, 
     else if (plan.child) remember(s, plan.child);
     answer(s, get_u32(request), error, &plan);
     for (size_t i = 0; i < plan.reply_count; i++) close(plan.reply[i]);
-    int open_ones[REGISTERS];
-    size_t opened = 0;
-    for (int i = 0; i < REGISTERS; i++)
-        if (plan.registers[i] > 0) open_ones[opened++] = plan.registers[i];
-    close_slowly(s, open_ones, opened);
+    for (int i = 0; i < REGISTERS; i++) close_slowly(s, plan.registers[i]);
 }
 
 /* False when the node is gone. */
@@ -212,7 +219,7 @@ static bool receive(struct spawner *s) {
 static void forget(struct spawner *s, pid_t pid) {
     for (size_t i = 0; i < s->count; i++) {
         if (s->sandboxes[i].pid != pid) continue;
-        if (s->sandboxes[i].mounts >= 0) close_slowly(s, &s->sandboxes[i].mounts, 1);
+        close_slowly(s, s->sandboxes[i].mounts);
         s->sandboxes[i] = s->sandboxes[--s->count];
         return;
     }
@@ -285,6 +292,7 @@ int spawner_main(int socket, char **cleanup) {
     if (send(socket, hello, sizeof hello, MSG_NOSIGNAL) < 0 || error) return 1;
     for (;;) {
         struct pollfd ready[] = {{.fd = socket, .events = POLLIN}, {.fd = s.signals, .events = POLLIN}};
+        if (s.slow_count && poll(ready, 2, 0) == 0) flush_slow(&s);
         if (poll(ready, 2, -1) < 0 && errno != EINTR) break;
         if (ready[1].revents) reap(&s);
         if (ready[0].revents && !receive(&s)) break;

@@ -82,13 +82,13 @@ def test_directories_are_made_before_the_upper_is_mapped() -> None:
 
 def test_the_upper_is_bounded_in_bytes_and_inodes() -> None:
     first = arguments(composed(PARTS), "mount")[0]
-    assert first[1:] == ("tmpfs", 6, [f"size={1 << 30}", "nr_inodes=1000", "mode=755"])
+    assert first[1:] == ("tmpfs", 6, (f"size={1 << 30}", "nr_inodes=1000", "mode=755"))
 
 
 def test_overlays_are_made_for_the_slot_with_user_attributes() -> None:
     root, environment = arguments(composed(PARTS), "overlay")
-    assert root[4:] == (FIRST, ["userxattr"], [BASE])
-    assert environment[4:] == (FIRST, ["userxattr"], [ENVIRONMENT])
+    assert root[4:] == (FIRST, ("userxattr",), (BASE,))
+    assert environment[4:] == (FIRST, ("userxattr",), (ENVIRONMENT,))
 
 
 def test_the_namespaces_of_the_sandbox() -> None:

@@ -240,12 +240,6 @@ class Cgroups:
             return ("memory", f"{group.name}/memory.oom_control")
         return ("unified", f"{group.name}/cmd/memory.events") if "memory" in self._v2 else None
 
-    def kill(self, group: Group) -> None:
-        """Everything in it at once, where the kernel can."""
-        if "unified" in self._roots:
-            with contextlib.suppress(OSError):
-                _write(f"{self._roots['unified']}/{group.name}/cgroup.kill", "1")
-
     def close(self) -> None:
         """Removes the node's directories. Their groups must be gone."""
         for root in self._roots.values():

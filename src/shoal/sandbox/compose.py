@@ -157,7 +157,7 @@ def _inside(shape: Shape) -> Plan:
 
 def _make_upper(plan: Plan, parts: Parts) -> None:
     if parts.device is None:
-        options = [f"size={parts.writable}", f"nr_inodes={parts.inodes}", "mode=755"]
+        options = (f"size={parts.writable}", f"nr_inodes={parts.inodes}", "mode=755")
         plan.add("mount", _UPPER, "tmpfs", NOSUID | NODEV, options)
     else:
         plan.add("enter", HOST_MOUNTS)
@@ -180,8 +180,8 @@ def _make_overlay(plan: Plan, parts: Parts, mount: Mount, index: int) -> None:
     plan.add("open", upper, _UPPER, f"up{index}", _DIRECTORY)
     plan.add("open", work, _UPPER, f"work{index}", _DIRECTORY)
     # On a disk an overlay would sync it all when it is unmounted.
-    options = ["userxattr"] if parts.device is None else ["userxattr", "volatile"]
-    plan.add("overlay", overlay, upper, work, 0, parts.owner, options, list(mount.lowers))
+    options = ("userxattr",) if parts.device is None else ("userxattr", "volatile")
+    plan.add("overlay", overlay, upper, work, 0, parts.owner, options, mount.lowers)
 
 
 def _copy_shared(plan: Plan, parts: Parts) -> None:

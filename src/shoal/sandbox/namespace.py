@@ -91,11 +91,8 @@ class NamespaceBox:
             return
         self._reason = reason
         if self._pidfd >= 0 and not self._dead.done():
-            # The group first: a process that is stuck in the kernel keeps init's namespace from being torn down.
-            if self._seat.ready is not None:
-                self._tier.cgroups.kill(self._seat.ready.group)
             with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)  # with init all of its PID namespace dies
         if self._channel is not None:
             self._channel.close(reason)
 

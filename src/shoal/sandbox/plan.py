@@ -8,6 +8,7 @@ registers of this plan (the descriptors sent along come first), from `KEPT` on t
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -83,6 +84,20 @@ _CODES: Final = {
 }
 
 
+def _encode(name: str, arguments: tuple[Argument, ...]) -> bytes:
+    code, encoders = _CODES[name]
+    if len(encoders) != len(arguments):
+        raise TypeError(f"{name} takes {len(encoders)} arguments, not {len(arguments)}")
+    try:
+        return code + b"".join([encode(value) for encode, value in zip(encoders, arguments, strict=True)])
+    except (TypeError, AttributeError, struct.error) as error:
+        raise TypeError(f"{name} takes no {arguments!r}: {error}") from error
+
+
+_encode_again = functools.lru_cache(maxsize=4096)(_encode)
+"""Most operations of a sandbox's plan are those of the one before."""
+
+
 class Plan:
     """Operations in the order they were added."""
 
@@ -92,16 +107,11 @@ class Plan:
 
     def add(self, name: str, *arguments: Argument) -> None:
         """Appends one operation of `OPERATIONS`."""
-        code, encoders = _CODES[name]
-        if len(encoders) != len(arguments):
-            raise TypeError(f"{name} takes {len(encoders)} arguments, not {len(arguments)}")
         try:
-            encoded = b"".join([encode(value) for encode, value in zip(encoders, arguments, strict=True)])
-        except (TypeError, AttributeError, struct.error) as error:
-            raise TypeError(f"{name} takes no {arguments!r}: {error}") from error
+            self._wire += _encode_again(name, arguments)
+        except TypeError:  # a list cannot be remembered, or the arguments are wrong
+            self._wire += _encode(name, arguments)
         self.steps.append((name, arguments))
-        self._wire += code
-        self._wire += encoded
 
     def extend(self, other: Plan) -> None:
         """Appends all of another plan."""
