@@ -80,8 +80,11 @@ class NamespaceBox:
     async def kill(self, reason: str) -> None:
         self._end(reason)
         if self._pidfd >= 0:
-            async with asyncio.timeout(_DEATH_SECONDS):
-                await asyncio.shield(self._dead)
+            try:
+                async with asyncio.timeout(_DEATH_SECONDS):
+                    await asyncio.shield(self._dead)
+            except TimeoutError as error:
+                raise PlatformError(f"sandbox {self.id}: a process of it is stuck in the kernel") from error
         else:
             self.exited()
 

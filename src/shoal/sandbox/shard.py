@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from shoal.errors import SetupFailed, ShoalError
+from shoal.errors import PlatformError, SetupFailed, ShoalError
 from shoal.sandbox.cgroup import Cgroups
 from shoal.sandbox.compose import NODEV, NOSUID, RDONLY, Accounting
 from shoal.sandbox.mill import Limits, Mill, Ready, keep_roots
@@ -26,6 +26,10 @@ _REFILL_SECONDS: Final = 0.01
 READY: Final = 8
 """Isolated seats that a shard keeps ready."""
 _LAYERS_PER_SEAT: Final = 128
+_BASES: Final = 512
+"""Layers that a spawner keeps open."""
+_SPARE: Final = 64
+"""Seats that are kept with their mapped layers when their sandboxes have ended."""
 
 
 class Seat(Struct):
@@ -65,7 +69,7 @@ class Shard:
         self._keys = iter(range(FIRST_FREE_KEY, 1 << 16))
         self._free_keys: deque[int] = deque()
         self._dropped: list[int] = []
-        self._bases: dict[str, int] = {}
+        self._bases: OrderedDict[str, int] = OrderedDict()
         self._roots: dict[str, int] = {}
         self._spare: list[Seat] = []
         self._ready: deque[Seat] = deque()
@@ -109,7 +113,7 @@ class Shard:
             await self._map_layers(seat, missing)
         for layer in wanted:
             seat.layers.move_to_end(layer.digest)
-        while len(seat.layers) > max(_LAYERS_PER_SEAT, len(wanted)):
+        while seat.users != NONE and len(seat.layers) > max(_LAYERS_PER_SEAT, len(wanted)):
             self._drop([seat.layers.popitem(last=False)[1]])
         return [seat.layers[layer.digest] for layer in wanted]
 
@@ -118,6 +122,14 @@ class Shard:
             for layer in layers:
                 if layer.digest not in self._bases:
                     self._bases[layer.digest] = await self._open_base(layer)
+                self._bases.move_to_end(layer.digest)
+            self._forget_bases()
+
+    def _forget_bases(self) -> None:
+        """Those not used for long are opened anew when wanted. An ordinary user's seats have no copies of their own."""
+        for digest in list(self._bases)[: max(0, len(self._bases) - _BASES)] if self._slots is not None else ():
+            if not digest.startswith(("tree:", "device:")):
+                self._drop([self._bases.pop(digest)])
 
     async def _open_base(self, layer: Layer) -> int:
         key = self._key()
@@ -165,7 +177,9 @@ class Shard:
     async def share(self, layers: Iterable[Layer]) -> list[int]:
         """Descriptors, in this process, of layers that are in use."""
         found: list[int] = []
-        for batch in _batches(list(layers), DESCRIPTORS_MAX):
+        wanted = list(layers)
+        await self._open_bases(wanted)
+        for batch in _batches(wanted, DESCRIPTORS_MAX):
             plan = Plan()
             for layer in batch:
                 plan.add("send", self._bases[layer.digest])
@@ -245,10 +259,18 @@ class Shard:
         if seat.ready is not None:
             self._mill.take_apart(seat.ready.group, seat.ready.network, *seat.ready.listeners, *descriptors)
         seat.ready = seat.limits = seat.draft = None
-        if self.spawner.running:
+        if self.spawner.running and len(self._spare) < _SPARE:
             self._spare.append(seat)
+        elif self.spawner.running:
+            self._dissolve(seat)
         elif self._slots is not None:
             self._slots.give(seat.owner)  # its namespace and mounts went with the spawner
+
+    def _dissolve(self, seat: Seat) -> None:
+        """After a peak not every seat that there was is kept."""
+        if self._slots is not None:
+            self._drop([seat.users, *seat.layers.values()])
+            self._slots.give(seat.owner)
 
     def refill(self) -> None:
         """Starts the background task that makes seats ready, unless it runs."""
@@ -258,6 +280,12 @@ class Shard:
     async def _fill(self) -> None:
         """A moment later, and few at a time: whoever has just taken a seat is to have the processors first."""
         await asyncio.sleep(_REFILL_SECONDS if len(self._ready) > READY // 2 else 0)
+        if self._dropped:
+            plan = Plan()
+            dropped = self._flush_drops(plan)
+            with suppress(PlatformError):  # it died; the keys went with it
+                await self.spawner.run(plan)
+            self._free_keys.extend(dropped)
         while len(self._ready) < READY:
             few = 1 if len(self._ready) > READY // 2 else 4
             results = await asyncio.gather(*(self._prepare_one() for _ in range(few)), return_exceptions=True)
