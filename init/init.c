@@ -274,9 +274,9 @@ _Noreturn void init_main(struct setup *s) {
 }
 
 int main(int argc, char **argv) {
-    if (argc < 3 || strcmp(argv[1], "spawner")) {
+    if (argc < 4 || strcmp(argv[1], "spawner")) {
         fputs("This is a part of Shoal; it is started by it and not by hand.\n", stderr);
         return 2;
     }
-    return spawner_main(atoi(argv[2]), argv + 3);
+    return spawner_main(atoi(argv[2]), atoi(argv[3]), argv + 4);
 }

@@ -74,7 +74,8 @@ int setup_run(struct setup *s);         /* 0, or an errno; s->step then names th
 
 /* ---- spawner.c ------------------------------------------------------------------------------- */
 
-int spawner_main(int socket, char **cleanup); /* cleanup: paths of directories to remove at the end */
+/* users: the user namespace to join, or -1; cleanup: paths of directories to remove at the end */
+int spawner_main(int socket, int users, char **cleanup);
 
 /* ---- init.c ---------------------------------------------------------------------------------- */
 

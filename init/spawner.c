@@ -125,10 +125,11 @@ static int remember_cleanup(struct spawner *s, char **paths) {
     return 0;
 }
 
-/* What an ordinary user starts with: a user namespace in which he may mount. The node writes its maps, since it may
- * have a range of ids to give by newuidmap. */
-static int enter_user_namespace(int socket) {
+/* What an ordinary user starts with: a user namespace in which he may mount, the same for all spawners of a node, so that
+ * each has power over what the others made. The first one makes it, and the node writes its maps. */
+static int enter_user_namespace(int socket, int users) {
     char byte;
+    if (users >= 0) return setns(users, CLONE_NEWUSER) || unshare(CLONE_NEWNS | CLONE_NEWNET) ? -1 : 0;
     /* The network namespace too: he could not come back to the host's after visiting a sandbox's. */
     if (unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWNET)) return -1;
     if (send(socket, "u", 1, MSG_NOSIGNAL) != 1 || recv(socket, &byte, 1, 0) != 1) return -1;
@@ -249,14 +250,15 @@ static void end(struct spawner *s) {
 
 /* ---- */
 
-static int start(struct spawner *s, int socket, char **cleanup) {
+static int start(struct spawner *s, int socket, int users, char **cleanup) {
     s->socket = socket;
     int spare;
     do spare = open("/dev/null", O_RDWR | O_CLOEXEC); /* a daemon may have closed the first three */
     while (spare >= 0 && spare < 3);
     close(spare);
     if (remember_cleanup(s, cleanup) || raise_open_files()) return -1;
-    if (geteuid() != 0 && enter_user_namespace(socket)) return -1;
+    if (geteuid() != 0 && enter_user_namespace(socket, users)) return -1;
+    if (users >= 0) close(users);
     int host_mounts = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC);
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
     if (host_mounts < 0 || null < 0 || enter_empty_tree(s)) return -1;
@@ -279,7 +281,7 @@ static void reset_signals(void) {
     sigprocmask(SIG_SETMASK, &none, NULL);
 }
 
-int spawner_main(int socket, char **cleanup) {
+int spawner_main(int socket, int users, char **cleanup) {
     static struct spawner s;
     /* The node's terminal is not ours: Ctrl-C there reaches the node, which then ends us by closing the socket. */
     setsid();
@@ -287,7 +289,7 @@ int spawner_main(int socket, char **cleanup) {
     umask(0);
     reset_signals();
     uint8_t hello[4];
-    int error = start(&s, socket, cleanup) ? errno : 0;
+    int error = start(&s, socket, users, cleanup) ? errno : 0;
     put_u32(hello, (uint32_t)error);
     if (send(socket, hello, sizeof hello, MSG_NOSIGNAL) < 0 || error) return 1;
     for (;;) {

@@ -54,6 +54,8 @@ class Mill:
         self._spawner = _new_spawner()
         self._starting = asyncio.Lock()
         self._closed = False
+        self.users: int | None = None
+        """The namespace that all spawners of an ordinary user's node share."""
         self._networks = networks
         self._cgroups = cgroups
         self._owner = FIRST_FREE_KEY if root else NONE
@@ -64,7 +66,9 @@ class Mill:
     async def start(self) -> None:
         """Starts the process; also in place of one that died."""
         self._spawner = _new_spawner()
-        await self._spawner.start(self._cgroups.directories)
+        await self._spawner.start(self._cgroups.directories, self.users)
+        if self._owner == NONE and self.users is None:
+            self.users = self._spawner.open_users()
         plan = Plan()
         keep_roots(plan, self._cgroups, self._keys)
         if self._owner != NONE:
@@ -147,6 +151,9 @@ class Mill:
             await asyncio.sleep(_SWEEP_SECONDS)
         self._closed = True
         await self._spawner.close()
+        if self.users is not None:
+            os.close(self.users)
+            self.users = None
 
 
 def _new_spawner() -> Spawner:

@@ -81,7 +81,7 @@ class Shard:
         self._base_lock = asyncio.Lock()
 
     async def start(self) -> None:
-        await self.spawner.start(self._cgroups.directories)
+        await self.spawner.start(self._cgroups.directories, self._mill.users)
         self._roots = {name: self._key() for name in self._cgroups.roots()}
         plan = Plan()
         keep_roots(plan, self._cgroups, self._roots)

@@ -55,20 +55,19 @@ class Spawner:
         self._pid = 0
         self._ended: asyncio.Future[None] | None = None
 
-    async def start(self, cleanup: Sequence[str] = ()) -> None:
-        """`cleanup`: directories that the process removes when it ends."""
+    async def start(self, cleanup: Sequence[str] = (), users: int | None = None) -> None:
+        """`cleanup`: directories that the process removes when it ends. `users`: an ordinary user's namespace to join."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
             # A plan with its network messages and seccomp program must fit in one datagram.
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         ours.setblocking(False)
         # argv[0] shows in /proc/1/cmdline of every sandbox and the environment would too: neither tells of the host.
-        self._pid = os.posix_spawn(
-            binary(),
-            ["shoal-init", "spawner", "3", *cleanup],
-            {},
-            file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), 3)],
-        )
+        actions = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), 3)]
+        if users is not None:
+            actions.append((os.POSIX_SPAWN_DUP2, users, 4))
+        joined = "-1" if users is None else "4"
+        self._pid = os.posix_spawn(binary(), ["shoal-init", "spawner", "3", joined, *cleanup], {}, file_actions=actions)
         theirs.close()
         self._socket = ours
         loop = asyncio.get_running_loop()
@@ -91,6 +90,10 @@ class Spawner:
         error = int.from_bytes(hello, "little") if len(hello) == 4 else 0
         if error or len(hello) != 4:
             raise SetupFailed("start of the spawner", error or 1, "run `shoal doctor` for what is missing")
+
+    def open_users(self) -> int:
+        """A descriptor of the user namespace it lives in."""
+        return os.open(f"/proc/{self._pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
 
     @property
     def running(self) -> bool:
