@@ -54,6 +54,7 @@ struct inside {
     int null;              /* the host's /dev/null: the one inside is the sandbox's to replace by a FIFO */
     int terminals;         /* the root of its devpts, for the same reason */
     uint64_t open_files;   /* RLIMIT_NOFILE of commands */
+    uint64_t processes;    /* RLIMIT_NPROC of commands, counted in the sandbox's user namespace; 0 where a cgroup does it */
     pid_t letting_go;      /* takes the spawner's tree away; 0 when that is done */
 };
 

@@ -118,6 +118,7 @@ int op_commands(struct setup *s) {
     s->inside.null = read_fd(s);
     s->inside.terminals = read_fd(s);
     s->inside.open_files = (uint64_t)read_int(&s->plan);
+    s->inside.processes = (uint64_t)read_int(&s->plan);
     int64_t joins = read_int(&s->plan);
     if (joins < 0 || joins > 8) return EBADMSG;
     for (s->inside.join_count = 0; (int64_t)s->inside.join_count < joins; s->inside.join_count++)

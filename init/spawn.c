@@ -281,6 +281,10 @@ static int become(const struct inside *in, const struct request *q, const struct
         struct rlimit files = {in->open_files, in->open_files};
         if (setrlimit(RLIMIT_NOFILE, &files)) return errno;
     }
+    if (in->processes) {
+        struct rlimit processes = {in->processes, in->processes};
+        if (setrlimit(RLIMIT_NPROC, &processes)) return errno;
+    }
     umask(022);
     int error = take_identity(q);
     if (error) return error;

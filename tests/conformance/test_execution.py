@@ -81,6 +81,7 @@ def test_t04_background_child_keeps_the_pipes(box: shoal.Sandbox) -> None:
     assert _count(box, "sleep") == 1
 
 
+@pytest.mark.root
 @pytest.mark.parametrize(
     "command",
     [
@@ -166,6 +167,7 @@ def test_t11_orphans_are_reaped(box: shoal.Sandbox, runs: int) -> None:
     assert len(states.splitlines()) <= 3
 
 
+@pytest.mark.root
 def test_t13_blame_for_running_out_of_memory() -> None:
     with shoal.Sandbox.create(profile=TIGHT) as box:
         hungry = box.commands.run(
@@ -204,6 +206,7 @@ def test_t14_fork_bomb_and_neighbour() -> None:
             bomber.commands.run("true")
 
 
+@pytest.mark.root
 def test_t19_environment() -> None:
     with shoal.Sandbox.create(env={"A": "1", "PATH": "/opt/x/bin:/usr/bin:/bin"}) as box:
         box.files.write("/opt/x/bin/tool", "#!/bin/sh\necho tool $A\n", mode=0o755)

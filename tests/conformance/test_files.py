@@ -104,6 +104,7 @@ def test_t15_a_full_disk_is_an_error_and_then_none() -> None:
         assert box.files.read("/tmp/kept") == "new"
 
 
+@pytest.mark.root
 def test_writes_are_atomic_and_keep_mode_and_owner(box: shoal.Sandbox) -> None:
     box.commands.run("mkdir /w; echo old > /w/f; chmod 640 /w/f; chown 1000:1000 /w/f; ln -s f /w/link", check=True)
     box.files.write("/w/link", "new")

@@ -97,6 +97,7 @@ def test_an_environment_that_maps_nothing(env: object) -> None:
 # Clocks and ends
 
 
+@pytest.mark.root
 def test_a_timeout_ends_all_of_it_and_keeps_what_it_wrote(box: shoal.Sandbox) -> None:
     start = time.monotonic()
     result = box.commands.run("echo out; echo err >&2; setsid sleep 100 & sleep 100", timeout=0.5)

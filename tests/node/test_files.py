@@ -127,6 +127,7 @@ def test_reading_what_is_no_file_ends_at_once(box: shoal.Sandbox) -> None:
             box.files.read(path)
 
 
+@pytest.mark.root
 def test_writing_keeps_mode_and_owner_and_goes_through_a_link(box: shoal.Sandbox) -> None:
     box.commands.run("echo old > f; chown 1000:1000 f; chmod 751 f; ln -s f l")
     box.files.write("l", "new")
@@ -135,6 +136,7 @@ def test_writing_keeps_mode_and_owner_and_goes_through_a_link(box: shoal.Sandbox
     assert box.files.stat("l").kind == "symlink"
 
 
+@pytest.mark.root
 def test_a_write_that_fails_leaves_nothing_beside(box: shoal.Sandbox) -> None:
     box.commands.run("mkdir /d; chmod 555 /d; echo keep > /d/f; chmod 444 /d/f")
     for path in ("/d/f", "/d/new"):
@@ -154,6 +156,7 @@ def test_a_full_disk_is_a_typed_error_and_the_old_file_stays() -> None:
         box.files.write("/workspace/small", "works")
 
 
+@pytest.mark.root
 def test_operations_are_the_users(box: shoal.Sandbox) -> None:
     box.files.write("/tmp/mine", "x", user="user")
     assert box.files.stat("/tmp/mine").uid == 1000

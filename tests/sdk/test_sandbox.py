@@ -177,6 +177,7 @@ def test_files(box: shoal.Sandbox) -> None:
         files.write("x", 5)  # type: ignore[arg-type]
 
 
+@pytest.mark.root
 def test_a_mode_and_a_user(box: shoal.Sandbox) -> None:
     box.files.write("/tmp/f", "#!/bin/sh\necho run", mode=0o755, user="user")
     assert box.commands.run("/tmp/f; stat -c %u:%a /tmp/f").stdout == "run\n1000:755\n"

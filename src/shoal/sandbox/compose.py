@@ -86,6 +86,8 @@ class Parts(Struct, frozen=True, kw_only=True):
     device: str | None
     """Block device with the file system for what is written; None means memory."""
     open_files: int
+    processes: int
+    """Limit by the kernel's count of the sandbox's root; 0 where a cgroup limits them."""
     sys: int
     """Kept descriptor of the /sys tree."""
     devices: Devices
@@ -128,6 +130,7 @@ class Shape(Struct, frozen=True):
     commands_group: bool
     oom_events: bool
     open_files: int
+    processes: int
     seccomp: bytes
 
 
@@ -142,6 +145,7 @@ def _shape(parts: Parts) -> Shape:
         accounting.commands_group is not None,
         accounting.oom_events is not None,
         parts.open_files,
+        parts.processes,
         parts.seccomp,
     )
 
@@ -252,6 +256,7 @@ def _lock_down(plan: Plan, shape: Shape) -> None:
         NULL_DEVICE,
         _TERMINALS,
         shape.open_files,
+        shape.processes,
         list(range(first, first + shape.command_joins)),
     )
     plan.add("capabilities", CAPABILITY_MASK)

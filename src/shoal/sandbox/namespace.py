@@ -150,7 +150,8 @@ class NamespaceTier:
         name, self._claim = claim(run_dir)
         self.cgroups = Cgroups(hierarchies, name)
         self._mill = Mill(networks, self.cgroups, root=self._root)
-        self.unenforced = self.cgroups.unenforced
+        # Processes can be counted without a cgroup: by the one user that an ordinary user's sandbox has.
+        self.unenforced = tuple(name for name in self.cgroups.unenforced if name != "processes")
         self._slots = Slots(run_dir / "slots") if self._root else None
         self._mount_points = MountPoints(run_dir / "trees")
         self._count = shards or min(os.cpu_count() or 1, 16)
@@ -283,6 +284,7 @@ class NamespaceTier:
                 inodes=inodes,
                 device=device,
                 open_files=spec.profile.open_files,
+                processes=spec.profile.processes if "processes" in self.cgroups.unenforced else 0,
                 sys=keys[_SYS.digest],
                 devices=self._devices.get(id(shard), Devices()),
                 accounting=shard.accounting(seat),

@@ -49,7 +49,7 @@ OPERATIONS: Final = (
     ("unshare", "i"),
     ("hostname", "s"),
     ("rlimit", "iii"),
-    ("commands", "iiiiin"),
+    ("commands", "iiiiiin"),
     ("capabilities", "i"),
     ("seccomp", "is"),
 )

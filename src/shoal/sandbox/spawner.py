@@ -56,7 +56,7 @@ class Spawner:
         self._ended: asyncio.Future[None] | None = None
 
     async def start(self, cleanup: Sequence[str] = (), users: int | None = None) -> None:
-        """`cleanup`: directories that the process removes when it ends. `users`: an ordinary user's namespace to join."""
+        """`cleanup`: directories that the process removes at its end. `users`: an ordinary user's namespace to join."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
             # A plan with its network messages and seccomp program must fit in one datagram.
