@@ -270,6 +270,7 @@ _Noreturn void init_main(struct setup *s) {
     prepare_loop(&in);
     send_frame(FRAME_READY, 0, NULL, 0);
     flush_output();
+    spawner_forget();
     loop();
 }
 

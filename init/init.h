@@ -77,6 +77,7 @@ int setup_run(struct setup *s);         /* 0, or an errno; s->step then names th
 
 /* users: the user namespace to join, or -1; cleanup: paths of directories to remove at the end */
 int spawner_main(int socket, int users, char **cleanup);
+void spawner_forget(void); /* in a sandbox: gives back the pages that the spawner would otherwise have to copy */
 
 /* ---- init.c ---------------------------------------------------------------------------------- */
 

@@ -68,7 +68,7 @@ static struct cgroup_slot *make_group(int parent) {
     if (group_total == GROUPS_MAX) return NULL;
     char name[16];
     snprintf(name, sizeof name, "%u", next);
-    if (mkdirat(parent, name, 0755) && errno != EEXIST) return NULL; /* the first is there already */
+    if (mkdirat(parent, name, 0755)) return NULL;
     int dir = openat(parent, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (dir < 0) return NULL;
     struct cgroup_slot *g = allocate(sizeof *g);

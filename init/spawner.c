@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -193,8 +194,9 @@ static void carry_out(struct spawner *s, const uint8_t *request, size_t length, 
 }
 
 /* False when the node is gone. */
+static _Alignas(4096) uint8_t request[REQUEST_MAX];
+
 static bool receive(struct spawner *s) {
-    static uint8_t request[REQUEST_MAX];
     union {
         struct cmsghdr header;
         char space[CMSG_SPACE(PASSED_MAX * sizeof(int))];
@@ -281,8 +283,14 @@ static void reset_signals(void) {
     sigprocmask(SIG_SETMASK, &none, NULL);
 }
 
+static _Alignas(4096) struct spawner s;
+
+void spawner_forget(void) {
+    madvise(request, sizeof request, MADV_DONTNEED);
+    madvise(&s, sizeof s & ~(size_t)4095, MADV_DONTNEED);
+}
+
 int spawner_main(int socket, int users, char **cleanup) {
-    static struct spawner s;
     /* The node's terminal is not ours: Ctrl-C there reaches the node, which then ends us by closing the socket. */
     setsid();
     prctl(PR_SET_NAME, "shoal-spawner");

@@ -162,10 +162,10 @@ class Cgroups:
     def _create_unified(self, plan: Plan, root: int, box: str, owner: int) -> None:
         for controller in self._v2:
             plan.add("write", root, f"{box}/cgroup.subtree_control", f"+{controller}")
-        for folder in (*([_INIT] if self._v2 else []), "cmd", "cmd/0"):
+        for folder in (*([_INIT] if self._v2 else []), "cmd"):
             plan.add("mkdir", root, f"{box}/{folder}", 0o755)
         plan.add("write", root, f"{box}/cmd/cgroup.max.descendants", "2048")
-        for path in ("cgroup.procs", "cmd", "cmd/cgroup.procs", "cmd/0", "cmd/0/cgroup.procs", "cmd/0/cgroup.kill"):
+        for path in ("cgroup.procs", "cmd", "cmd/cgroup.procs"):
             plan.add("chown", root, f"{box}/{path}", owner)
 
     def limit(self, plan: Plan, keys: Keys, group: Group, profile: Profile, writable: int) -> None:
