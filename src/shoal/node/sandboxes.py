@@ -14,8 +14,8 @@ from shoal.node.files import Files
 from shoal.node.interface import CommandRequest, CreateRequest
 from shoal.node.networks import SandboxNetwork
 from shoal.sandbox.channel import Flag, Request
-from shoal.sandbox.frame import encode_list
 from shoal.sandbox.interface import Box
+from shoal.sandbox.values import encode_list
 from shoal.types import Result, SandboxInfo
 
 _TERM = {"TERM": "xterm-256color"}

@@ -8,13 +8,12 @@ from enum import IntEnum, IntFlag
 from typing import Final, NamedTuple
 
 from shoal.errors import PlatformError
+from shoal.sandbox.values import encode_int, encode_list, encode_text
 
 HEADER: Final = struct.Struct("<IBBHII")
 PAYLOAD_MAX: Final = 4 << 20
 DATA_MAX: Final = 64 << 10
 _EXIT: Final = struct.Struct("<iIQQQ")
-_int = struct.Struct("<q").pack
-_count = struct.Struct("<I").pack
 
 
 class Kind(IntEnum):
@@ -113,16 +112,6 @@ def decode_exit(payload: bytes) -> Exit:
     return Exit(*_EXIT.unpack(payload))
 
 
-def _text(value: str | bytes) -> bytes:
-    data = value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
-    return _count(len(data)) + data + b"\0"
-
-
-def encode_list(values: Sequence[str | bytes]) -> bytes:
-    """As a request carries a list of texts."""
-    return _count(len(values)) + b"".join(map(_text, values))
-
-
 class Request(NamedTuple):
     """A program or a file operation, before it is started."""
 
@@ -147,9 +136,9 @@ class Request(NamedTuple):
         groups = (len(self.groups), *self.groups)
         return b"".join(
             (
-                *map(_int, numbers),
-                _text(self.cwd),
-                *map(_int, groups),
+                *map(encode_int, numbers),
+                encode_text(self.cwd),
+                *map(encode_int, groups),
                 encode_list(self.argv),
                 self.env if isinstance(self.env, bytes) else encode_list(self.env),
             )

@@ -13,6 +13,8 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from shoal.sandbox.values import encode_int, encode_list, encode_text
+
 NONE: Final = -1
 """No descriptor; for a directory, the current one."""
 KEPT: Final = 1000
@@ -55,30 +57,16 @@ OPERATIONS: Final = (
 )
 Argument = int | str | bytes | Sequence[str] | Sequence[int]
 
-_int = struct.Struct("<q").pack
-_count = struct.Struct("<I").pack
-
-
-def _text(value: str | bytes) -> bytes:
-    data = value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
-    return _count(len(data)) + data + b"\0"
-
 
 def _number(value: int) -> bytes:
-    return _int(value if value < 1 << 63 else value - (1 << 64))
-
-
-def _texts(values: Sequence[str]) -> bytes:
-    if isinstance(values, (str, bytes)):  # a sequence as well, but of letters
-        raise TypeError("a list of texts is wanted")
-    return _count(len(values)) + b"".join(map(_text, values))
+    return encode_int(value if value < 1 << 63 else value - (1 << 64))
 
 
 def _numbers(values: Sequence[int]) -> bytes:
-    return _int(len(values)) + b"".join(map(_int, values))
+    return encode_int(len(values)) + b"".join(map(encode_int, values))
 
 
-_ENCODERS: Final[dict[str, Callable[[Any], bytes]]] = {"i": _number, "s": _text, "l": _texts, "n": _numbers}
+_ENCODERS: Final[dict[str, Callable[[Any], bytes]]] = {"i": _number, "s": encode_text, "l": encode_list, "n": _numbers}
 _CODES: Final = {
     name: (bytes([code]), tuple(_ENCODERS[kind] for kind in types)) for code, (name, types) in enumerate(OPERATIONS)
 }
