@@ -228,6 +228,14 @@ static void prepare_loop(const struct inside *in) {
     watch(EPOLL_CTL_ADD, self.signals, EPOLLIN, &self.signal_source);
 }
 
+/* Without the loop's buffers: an idle sandbox should not have touched any. */
+static void report_ready(int channel) {
+    struct frame f = {0, FRAME_READY, 0, 0, self.sent++};
+    uint8_t header[FRAME_HEADER];
+    frame_encode(&f, header);
+    if (write_all(channel, header, sizeof header)) node_is_gone();
+}
+
 static void report_failure(const struct setup *s, int error) {
     uint8_t payload[8 + sizeof s->detail];
     size_t detail = strlen(s->detail);
@@ -267,9 +275,8 @@ _Noreturn void init_main(struct setup *s) {
     }
     struct inside in = s->inside;
     keep_only(&in);
+    report_ready(in.channel);
     prepare_loop(&in);
-    send_frame(FRAME_READY, 0, NULL, 0);
-    flush_output();
     spawner_forget();
     loop();
 }

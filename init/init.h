@@ -22,6 +22,7 @@ struct reader {
 int64_t read_int(struct reader *r);
 const char *read_bytes(struct reader *r, size_t *length); /* in place, always followed by a NUL */
 const char *read_text(struct reader *r);                  /* the same, and no NUL within */
+size_t read_count(struct reader *r);                      /* of the texts that follow */
 char **read_list(struct reader *r, size_t *count);        /* malloc'd array, NULL-terminated, of texts in place */
 
 /* A byte queue that grows. Bytes between `start` and `end` are waiting. */

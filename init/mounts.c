@@ -7,7 +7,6 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/fsuid.h>
 #include <sys/stat.h>
@@ -40,6 +39,17 @@ static int configure(int fs, const char *option) {
     return (int)syscall(SYS_fsconfig, fs, FSCONFIG_SET_STRING, key, equals + 1, 0);
 }
 
+/* The options of the plan, one by one. All are read, also after one that failed: what follows them is read next. */
+static int configure_all(struct setup *s, int fs) {
+    int error = 0;
+    for (size_t count = read_count(&s->plan); count && !s->plan.bad; count--) {
+        const char *option = read_text(&s->plan);
+        if (!s->plan.bad && !error && configure(fs, option)) error = fs_error(s, fs, errno, option);
+    }
+    if (s->plan.bad && !error) close(fs);
+    return s->plan.bad ? EBADMSG : error;
+}
+
 static int create_mount(struct setup *s, int64_t out, int fs, unsigned attributes) {
     if (syscall(SYS_fsconfig, fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0)) return fs_error(s, fs, errno, "create");
     int mount = (int)syscall(SYS_fsmount, fs, FSMOUNT_CLOEXEC, attributes);
@@ -52,13 +62,9 @@ int op_mount(struct setup *s) {
     int64_t out = read_int(&s->plan);
     const char *type = read_text(&s->plan);
     unsigned attributes = (unsigned)read_int(&s->plan);
-    size_t count;
-    char **options = read_list(&s->plan, &count);
     int fs = s->plan.bad ? -1 : (int)syscall(SYS_fsopen, type, FSOPEN_CLOEXEC);
-    int error = s->plan.bad ? EBADMSG : fs < 0 ? errno : 0;
-    for (size_t i = 0; !error && i < count; i++)
-        if (configure(fs, options[i])) error = fs_error(s, fs, errno, options[i]);
-    free(options);
+    if (fs < 0) return s->plan.bad ? EBADMSG : errno;
+    int error = configure_all(s, fs);
     return error ? error : create_mount(s, out, fs, attributes);
 }
 
@@ -75,14 +81,10 @@ int op_overlay(struct setup *s) {
     int upper = read_fd(s), work = read_fd(s);
     unsigned attributes = (unsigned)read_int(&s->plan);
     uid_t owner = (uid_t)read_int(&s->plan);
-    size_t count;
-    char **options = read_list(&s->plan, &count);
-    int64_t lowers = read_int(&s->plan);
     int fs = s->plan.bad ? -1 : (int)syscall(SYS_fsopen, "overlay", FSOPEN_CLOEXEC);
-    int error = s->plan.bad ? EBADMSG : fs < 0 ? errno : 0;
-    for (size_t i = 0; !error && i < count; i++)
-        if (configure(fs, options[i])) error = fs_error(s, fs, errno, options[i]);
-    free(options);
+    if (fs < 0) return s->plan.bad ? EBADMSG : errno;
+    int error = configure_all(s, fs);
+    int64_t lowers = error ? 0 : read_int(&s->plan);
     for (int64_t i = 0; !error && i < lowers; i++) {
         int lower = read_fd(s);
         if (s->plan.bad) error = EBADMSG;

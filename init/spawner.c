@@ -24,7 +24,7 @@
 
 #include "init.h"
 
-enum { REQUEST_MAX = 1 << 18, PASSED_MAX = 64, CLEANUP_MAX = 8, SLOW_MAX = 256, EXIT_NOTICE = 0xffffffff };
+enum { REQUEST_MAX = 1 << 18, PASSED_MAX = 64, CLEANUP_MAX = 8, CLEANUP_NAME = 64, SLOW_MAX = 256, EXIT_NOTICE = 0xffffffff };
 
 struct sandbox {
     pid_t pid;
@@ -41,7 +41,7 @@ struct spawner {
     struct sandbox *sandboxes;
     size_t count, capacity;
     int cleanup_parent[CLEANUP_MAX];
-    const char *cleanup_name[CLEANUP_MAX];
+    char cleanup_name[CLEANUP_MAX][CLEANUP_NAME];
     size_t cleanup_count;
 };
 
@@ -60,12 +60,11 @@ static int reaper_loop(void *argument) {
 
 /* Closing the last descriptor of a mount or a mount namespace waits for RCU. Only this process should. */
 static int start_reaper(pid_t *reaper) {
+    static _Alignas(4096) char stack[16384];
     static int ends[2];
     spawner_pid = getpid();
     if (pipe2(ends, O_CLOEXEC)) return -1;
-    enum { STACK = 16384 };
-    char *stack = allocate(STACK);
-    *reaper = clone(reaper_loop, stack + STACK, CLONE_VM | CLONE_FILES | SIGCHLD, &ends[0]);
+    *reaper = clone(reaper_loop, stack + sizeof stack, CLONE_VM | CLONE_FILES | SIGCHLD, &ends[0]);
     if (*reaper < 0) return -1;
     return ends[1];
 }
@@ -113,13 +112,13 @@ static int raise_open_files(void) {
 static int remember_cleanup(struct spawner *s, char **paths) {
     for (; *paths && s->cleanup_count < CLEANUP_MAX; paths++) {
         char *slash = strrchr(*paths, '/');
-        if (!slash) return -1;
+        if (!slash || strlen(slash + 1) >= CLEANUP_NAME) return -1;
         *slash = 0;
         int parent = open(*paths, O_PATH | O_DIRECTORY | O_CLOEXEC);
         if (parent < 0) return -1;
         s->cleanup_parent[s->cleanup_count] = parent;
-        s->cleanup_name[s->cleanup_count++] = strdup(slash + 1);
         size_t name = strlen(slash + 1);
+        memcpy(s->cleanup_name[s->cleanup_count++], slash + 1, name + 1);
         memset(slash + 1, 0, name);
         memset(*paths, 0, strlen(*paths));
     }

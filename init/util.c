@@ -46,14 +46,17 @@ const char *read_text(struct reader *r) {
     return text;
 }
 
-char **read_list(struct reader *r, size_t *count) {
+size_t read_count(struct reader *r) {
     const uint8_t *at = take(r, 4);
-    size_t wanted = at ? get_u32(at) : 0;
+    size_t count = at ? get_u32(at) : 0;
     /* Each text takes five bytes at least, so a count can't ask for more memory than was sent. */
-    if (wanted > (size_t)(r->end - r->at) / 5) {
-        r->bad = true;
-        wanted = 0;
-    }
+    if (count <= (size_t)(r->end - r->at) / 5) return count;
+    r->bad = true;
+    return 0;
+}
+
+char **read_list(struct reader *r, size_t *count) {
+    size_t wanted = read_count(r);
     char **list = allocate((wanted + 1) * sizeof *list);
     for (*count = 0; *count < wanted; ++*count) list[*count] = (char *)read_text(r);
     return list;
