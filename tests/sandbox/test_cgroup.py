@@ -8,8 +8,9 @@ import pytest
 
 import residue
 import shoal
-from shoal.sandbox.cgroup import Cgroups, Hierarchies, find_hierarchies
+from shoal.sandbox.cgroup import Cgroups, Hierarchies, Limits, find_hierarchies
 from shoal.sandbox.plan import Plan
+from shoal.sdk import embedded
 from shoal.types import Profile
 
 NO_V2: frozenset[str] = frozenset()
@@ -89,13 +90,13 @@ def test_what_cannot_be_enforced_is_said() -> None:
     assert groups.directories == ()
     plan = Plan()
     groups.create(plan, {}, groups.new(), 0)
-    groups.limit(plan, {}, groups.new(), Profile(), 0)
+    groups.limit(plan, {}, groups.new(), Limits(Profile(), 0))
     assert not plan.steps
 
 
 def test_names_are_never_used_twice() -> None:
     groups = Cgroups(Hierarchies({}, None, NO_V2), "shoal-test")
-    assert len({groups.new() for _ in range(100)}) == 100
+    assert len({groups.new().name for _ in range(100)}) == 100
 
 
 # On this machine
@@ -167,12 +168,51 @@ def test_inside_only_the_commands_own_groups_can_be_written(limited: shoal.Sandb
         assert all(path.stat().st_uid == 0 for path in (folder, *folder.iterdir()))
 
 
+def inhabited(folders: list[Path]) -> list[Path]:
+    """Those with a process, or with a directory below them."""
+    return [folder for folder in folders if folder.exists() and (folder / "cgroup.procs").read_text()]
+
+
 @pytest.mark.root
-def test_a_dead_sandboxes_groups_are_removed(limited: shoal.Sandbox) -> None:
-    folders = [own_group(limited, controller) for controller in ("memory", "cpu", "pids")]
+def test_of_a_dead_sandbox_the_unified_group_is_removed_and_the_others_are_empty(limited: shoal.Sandbox) -> None:
+    folders = [own_group(limited, controller) for controller in ("memory", "cpu", "pids", "unified")]
+    unified = [folder for folder in folders if (folder / "cgroup.kill").exists()]
+    assert unified
     assert all(folder.exists() for folder in folders)
     limited.kill()
-    assert not residue.settled(lambda: [folder for folder in folders if folder.exists()])
+    assert not residue.settled(lambda: [folder for folder in unified if folder.exists()])
+    assert not residue.settled(lambda: inhabited(folders))
+
+
+@pytest.mark.root
+def test_a_used_group_takes_the_limits_of_the_next_sandbox() -> None:
+    """Whatever order small and large ones come in; a limit must not be below what the last one had with swap."""
+    seen = set()
+    for memory in (64 << 20, 1 << 30, 96 << 20) * 4:
+        profile = shoal.Profile(memory=memory, disk=16 << 20, inodes=1024, processes=9 + (memory >> 26))
+        with shoal.Sandbox.create(profile=profile) as box:
+            if box.info().unenforced:
+                pytest.skip(f"not enforced here: {', '.join(box.info().unenforced)}; see `shoal doctor`")
+            group = own_group(box, "memory")
+            assert read(group, "memory.limit_in_bytes", "../memory.max") == str(memory + (16 << 20) + (1024 << 10))
+            assert read(own_group(box, "pids"), "pids.max", "../pids.max") == str(9 + (memory >> 26))
+            seen.add(group)
+    assert seen
+
+
+@pytest.mark.root
+def test_a_group_that_still_pays_for_much_is_not_used_again(limited: shoal.Sandbox) -> None:
+    """What a sandbox was the first to read of a layer stays charged to it; the next one must not begin with that."""
+    group = own_group(limited, "memory")
+    if not (group / "memory.usage_in_bytes").exists():
+        pytest.skip("no version-1 memory controller; groups of version 2 are never used again")
+    limited.files.write("/workspace/held", b"x" * (4 << 20))
+    held = os.open(f"/proc/self/fd/{embedded.engine().node.upper(limited.id)}/up0/workspace/held", os.O_RDONLY)
+    try:
+        limited.kill()
+        assert not residue.settled(lambda: [group] if group.exists() else [])
+    finally:
+        os.close(held)
 
 
 @pytest.mark.root

@@ -4,6 +4,10 @@ Each sandbox has a group on every hierarchy. init is in the one for processor ti
 and processes: those are for everything else. On the unified hierarchy commands are below `cmd`, each in a group
 `cmd/<n>` made by init itself, by which a command's whole tree is killed and its CPU time read. A version-1 memory group
 takes 80 KiB of kernel memory, so there is one and not two.
+
+The unified group of a sandbox is never used again: what was killed by `cgroup.kill` kills all that is born in it later.
+Version-1 groups, of which a sandbox sees nothing, serve the next one: to make and remove three of them takes a sixth
+of a short sandbox's processor time, and a removed memory group stays in memory while a page is charged to it.
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ _PERIOD_US: Final = 100_000
 _WEIGHTS: Final = {"best-effort": 100, "latency": 1000}
 """Shares of a busy processor, 100 being an ordinary process's."""
 _INIT: Final = "init"
+_LEFT_CHARGED: Final = 64
+"""A used group serves again if no more than this part of its memory is still charged to it."""
 _BUFFERS: Final = "memory.kmem.tcp.limit_in_bytes"
 
 
@@ -84,10 +90,23 @@ def _below(point: str, root: str, path: str) -> Path:
     return Path(point) if inside == "." or inside.startswith("..") else Path(point) / inside
 
 
-class Group(Struct, frozen=True):
+class Limits(Struct, frozen=True):
+    """What a group is set to."""
+
+    profile: Profile
+    writable: int
+    """Bytes that files in memory may take on top of the profile's memory."""
+
+
+class Group(Struct):
     """The cgroup of one sandbox, by paths below the node's directories."""
 
     name: str
+    """On the unified hierarchy."""
+    version1: str
+    """On the others."""
+    limits: Limits | None = None
+    """What it is set to, as far as that is known."""
 
 
 class Cgroups:
@@ -148,18 +167,36 @@ class Cgroups:
     def new(self) -> Group:
         """A name for one more group; `create` makes it."""
         self._next += 1
-        return Group(f"b{self._next}")
+        return Group(f"b{self._next}", f"b{self._next}")
+
+    def renew(self, group: Group) -> Group:
+        """A name for one more group, in the version-1 directories and with the limits of one that has ended."""
+        self._next += 1
+        return Group(f"b{self._next}", group.version1, group.limits)
+
+    def renewable(self, group: Group) -> bool:
+        """Whether a group without processes is as good as a new one: next to nothing is charged to it any more."""
+        if group.limits is None or self._v2 or self._roots.keys() <= {"unified"}:
+            return False
+        if "memory" not in self._roots:
+            return True
+        try:
+            usage = int(_read(f"{self._roots['memory']}/{group.version1}/memory.usage_in_bytes"))
+        except FileNotFoundError:  # a spawner that ends takes the node's empty groups with it
+            return False
+        return usage <= group.limits.profile.memory // _LEFT_CHARGED
 
     def create(self, plan: Plan, keys: Keys, group: Group, owner: int) -> None:
         """Adds the operations that make a group on every hierarchy. `owner`: the uid that is root inside, whose init
         makes a group for each command."""
         for controller in self._roots:
-            root = keys[controller]
-            plan.add("mkdir", root, group.name, 0o755)
             if controller == "unified":
-                self._create_unified(plan, root, group.name, owner)
+                self._create_unified(plan, keys[controller], group.name, owner)
+            elif group.limits is None:
+                plan.add("mkdir", keys[controller], group.version1, 0o755)
 
     def _create_unified(self, plan: Plan, root: int, box: str, owner: int) -> None:
+        plan.add("mkdir", root, box, 0o755)
         for controller in self._v2:
             plan.add("write", root, f"{box}/cgroup.subtree_control", f"+{controller}")
         for folder in (*([_INIT] if self._v2 else []), "cmd"):
@@ -168,44 +205,56 @@ class Cgroups:
         for path in ("cgroup.procs", "cmd", "cmd/cgroup.procs"):
             plan.add("chown", root, f"{box}/{path}", owner)
 
-    def limit(self, plan: Plan, keys: Keys, group: Group, profile: Profile, writable: int) -> None:
-        """Adds the operations that set a profile's limits. `writable`: bytes that files in memory take on top."""
-        memory = str(profile.memory + writable)
+    def limit(self, plan: Plan, keys: Keys, group: Group, limits: Limits) -> None:
+        """Adds the operations that set a group's limits, where it has not got them. Who runs them notes it there."""
+        if group.limits == limits:
+            return
+        profile = limits.profile
+        memory = str(profile.memory + limits.writable)
         quota = str(max(int(profile.cpu * _PERIOD_US), 1000))
         weight = _WEIGHTS[profile.cpu_class]
-        limits = [
+        files = [
             ("cpu", "cpu.cfs_quota_us", quota),
             ("cpu", "cpu.shares", str(1024 * weight // 100)),
             ("pids", "pids.max", str(profile.processes)),
         ]
-        limits += self._version1_memory(profile, memory)
+        files += self._version1_memory(profile, memory, fresh=group.limits is None)
         if "memory" in self._v2:
-            limits.append(("unified", "cmd/memory.max", memory))
+            files.append(("unified", "cmd/memory.max", memory))
             if self._swap == "memory.swap.max":
-                limits.append(("unified", f"cmd/{self._swap}", "0"))
+                files.append(("unified", f"cmd/{self._swap}", "0"))
         if "cpu" in self._v2:
-            limits.append(("unified", "cpu.max", f"{quota} {_PERIOD_US}"))
-            limits.append(("unified", "cpu.weight", str(weight)))
+            files.append(("unified", "cpu.max", f"{quota} {_PERIOD_US}"))
+            files.append(("unified", "cpu.weight", str(weight)))
         if "pids" in self._v2:
-            limits.append(("unified", "cmd/pids.max", str(profile.processes)))
-        for controller, path, value in limits:
+            files.append(("unified", "cmd/pids.max", str(profile.processes)))
+        for controller, path, value in files:
             if controller in self._roots:
-                plan.add("write", keys[controller], f"{group.name}/{path}", value)
+                name = group.name if controller == "unified" else group.version1
+                plan.add("write", keys[controller], f"{name}/{path}", value)
 
-    def _version1_memory(self, profile: Profile, memory: str) -> list[tuple[str, str, str]]:
+    def _version1_memory(self, profile: Profile, memory: str, *, fresh: bool) -> list[tuple[str, str, str]]:
         """In the order of writing: the limit with swap must never be below the one without."""
         limits = [("memory", "memory.limit_in_bytes", memory)]
         if self._swap == "memory.memsw.limit_in_bytes":
-            limits = [("memory", self._swap, "-1"), *limits, ("memory", self._swap, memory)]
+            before = [] if fresh else [("memory", self._swap, "-1")]
+            limits = [*before, *limits, ("memory", self._swap, memory)]
         if self._buffers:
             # Socket buffers are charged to a group only where this is set.
             limits.append(("memory", _BUFFERS, str(max(16 * MiB, profile.memory // 8))))
         return limits
 
+    def retire(self, plan: Plan, keys: Keys, group: Group) -> None:
+        """Adds the operations that remove what serves one sandbox only. They fail while a process of it is there."""
+        if "unified" in self._roots:
+            plan.add("remove_tree", keys["unified"], group.name)
+
     def remove(self, plan: Plan, keys: Keys, group: Group) -> None:
-        """Adds the operations that remove a group; they fail while a process is in it, and can be done again."""
+        """Adds the operations that remove all of a group; they fail while a process is in it, and can be done again."""
+        self.retire(plan, keys, group)
         for controller in self._roots:
-            plan.add("remove_tree", keys[controller], group.name)
+            if controller != "unified":
+                plan.add("remove_tree", keys[controller], group.version1)
 
     def roots(self) -> dict[str, Path]:
         """Controller to the node's directory."""
@@ -214,11 +263,11 @@ class Cgroups:
     def init_joins(self, group: Group) -> Sequence[tuple[str, str]]:
         """(controller, path below its root) of the version-1 files into which init writes itself: its processor time is
         the sandbox's, but neither memory nor processes are, so that it survives every OOM and can start one more."""
-        return [("cpu", f"{group.name}/tasks")] if "cpu" in self._roots else []
+        return [("cpu", f"{group.version1}/tasks")] if "cpu" in self._roots else []
 
     def command_joins(self, group: Group) -> Sequence[tuple[str, str]]:
         """The same for each command, which is in init's group for processor time by birth."""
-        return [(c, f"{group.name}/tasks") for c in ("memory", "pids") if c in self._roots]
+        return [(c, f"{group.version1}/tasks") for c in ("memory", "pids") if c in self._roots]
 
     def leaves(self) -> Sequence[tuple[str, str]]:
         """Where init goes after a visit to the groups of `command_joins`, in which its cgroup namespace is made."""
@@ -237,7 +286,7 @@ class Cgroups:
     def oom_events(self, group: Group) -> tuple[str, str] | None:
         """The file that counts OOM kills."""
         if "memory" in self._roots:
-            return ("memory", f"{group.name}/memory.oom_control")
+            return ("memory", f"{group.version1}/memory.oom_control")
         return ("unified", f"{group.name}/cmd/memory.events") if "memory" in self._v2 else None
 
     def close(self) -> None:
@@ -245,6 +294,14 @@ class Cgroups:
         for root in self._roots.values():
             with contextlib.suppress(OSError):
                 root.rmdir()
+
+
+def _read(path: str) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, 4096)
+    finally:
+        os.close(descriptor)
 
 
 def _write(path: str | Path, text: str) -> None:

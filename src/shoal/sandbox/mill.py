@@ -15,11 +15,10 @@ from typing import Final
 from msgspec import Struct
 
 from shoal.errors import PlatformError
-from shoal.sandbox.cgroup import Cgroups, Group
+from shoal.sandbox.cgroup import Cgroups, Group, Limits
 from shoal.sandbox.plan import FIRST_FREE_KEY, HOST_MOUNTS, NONE, OWN_MOUNTS, Plan
 from shoal.sandbox.slots import FIRST, IDS
 from shoal.sandbox.spawner import Reply, Spawner
-from shoal.types import Profile
 
 _NETWORK_OWNER: Final = FIRST - IDS
 """Ids of the user namespace that owns all network namespaces and that no sandbox enters."""
@@ -27,18 +26,12 @@ _SWEEP_SECONDS: Final = 0.1
 _BATCH: Final = 10
 """Each brings up to five descriptors, and a plan takes 64."""
 _CLOSE_TRIES: Final = 50
-
-
-class Limits(Struct, frozen=True):
-    """What a cgroup is set to."""
-
-    profile: Profile
-    writable: int
-    """Bytes that files in memory may take on top of the profile's memory."""
+_SPARE: Final = 64
+"""Used cgroups that are kept for the next sandboxes."""
 
 
 class Ready(Struct, frozen=True):
-    """A network namespace and a cgroup that nobody used before."""
+    """A network namespace that nobody used before, and a cgroup as good as that."""
 
     network: int
     """Descriptor of the namespace."""
@@ -62,6 +55,7 @@ class Mill:
         self._keys = {name: FIRST_FREE_KEY + 1 + index for index, name in enumerate(cgroups.roots())}
         self._leftovers: deque[tuple[Group, tuple[int, ...]]] = deque()
         self._sweeping: asyncio.Task[None] | None = None
+        self._spare: deque[Group] = deque()
 
     async def start(self) -> None:
         """Starts the process; also in place of one that died."""
@@ -84,19 +78,21 @@ class Mill:
         return await self._spawner.run(plan, descriptors, give=True)
 
     async def make(self, kind: str, owner: int, limits: Limits | None) -> Ready:
-        """`owner`: the uid that is root in the sandbox. Without `limits` the cgroup has none yet."""
-        group = self._cgroups.new()
+        """`owner`: the uid that is root in the sandbox. Without `limits` the cgroup need not have any yet."""
+        group = self._cgroups.renew(self._spare.popleft()) if self._spare else self._cgroups.new()
         plan = Plan()
         plan.add("netns", 0, self._owner, self._networks[kind].wire())
         plan.add("send", 0)
         self._cgroups.create(plan, self._keys, group, owner)
         if limits is not None:
-            self._cgroups.limit(plan, self._keys, group, limits.profile, limits.writable)
+            self._cgroups.limit(plan, self._keys, group, limits)
         try:
             reply = await self._run(plan)
         except BaseException:
+            group.limits = None  # nobody knows how much of it was done
             self.take_apart(group)
             raise
+        group.limits = limits or group.limits
         *listeners, network = reply.descriptors
         return Ready(network, tuple(listeners), group)
 
@@ -118,21 +114,34 @@ class Mill:
         waiting, self._leftovers = self._leftovers, deque()
         while waiting:
             batch = [waiting.popleft() for _ in range(min(len(waiting), _BATCH))]
-            if not await self._remove([group for group, _ in batch], [each for _, held in batch for each in held]):
+            if not await self._retire([group for group, _ in batch], [each for _, held in batch for each in held]):
                 for group, _ in batch:
-                    if not await self._remove([group], []):
+                    if not await self._retire([group], []):
                         self._leftovers.append((group, ()))
 
-    async def _remove(self, groups: Sequence[Group], descriptors: Sequence[int]) -> bool:
+    async def _retire(self, groups: Sequence[Group], descriptors: Sequence[int]) -> bool:
         plan = Plan()
         for group in groups:
-            self._cgroups.remove(plan, self._keys, group)
+            self._cgroups.retire(plan, self._keys, group)
         try:
             # Given away, the descriptors end with the plan: freeing a full tree's pages is the mill's work.
             await self._run(plan, descriptors)
         except PlatformError:
             return False
+        keep = [group for group in groups if self._cgroups.renewable(group)][: _SPARE - len(self._spare)]
+        self._spare += keep
+        await self._remove([group for group in groups if group not in keep])
         return True
+
+    async def _remove(self, groups: Sequence[Group]) -> None:
+        plan = Plan()
+        for group in groups:
+            self._cgroups.remove(plan, self._keys, group)
+            group.limits = None
+        try:
+            await self._run(plan)
+        except PlatformError:
+            self._leftovers += [(group, ()) for group in groups]
 
     def forsake(self) -> None:
         """See `NamespaceTier.forsake`."""
@@ -149,6 +158,8 @@ class Mill:
             if not self._leftovers:
                 break
             await asyncio.sleep(_SWEEP_SECONDS)
+        while self._spare:
+            await self._remove([self._spare.popleft()])
         self._closed = True
         await self._spawner.close()
         if self.users is not None:

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Final
 
 from shoal.errors import InvalidRequest, PlatformError, SandboxGone, Unsupported
-from shoal.sandbox.cgroup import Cgroups, find_hierarchies
+from shoal.sandbox.cgroup import Cgroups, Limits, find_hierarchies
 from shoal.sandbox.channel import Channel, Process, Receiver, Request
 from shoal.sandbox.compose import MOUNTS_MAX, Devices, Mount, Parts, compose
 from shoal.sandbox.disk import make_upper
 from shoal.sandbox.interface import BoxSpec
 from shoal.sandbox.leftovers import claim, sweep
-from shoal.sandbox.mill import Limits, Mill
+from shoal.sandbox.mill import Mill
 from shoal.sandbox.plan import Plan
 from shoal.sandbox.seccomp import compile_filter
 from shoal.sandbox.shard import Seat, Shard
@@ -54,16 +54,19 @@ class NamespaceBox:
         self._channel: Channel | None = None
         self._dead = asyncio.get_running_loop().create_future()
 
-    async def launch(self, plan: Plan) -> None:
-        """Carries the plan out; returns when init answers."""
-        assert self._seat.ready is not None
+    async def launch(self, plan: Plan, limits: Limits) -> None:
+        """Carries the plan out, which sets these limits; returns when init answers."""
+        ready = self._seat.ready
+        assert ready is not None
+        ready.group.limits = None  # nobody knows which, if the plan fails
         ours, theirs = socket.socketpair()
         self._channel = Channel(self.id, ours, plan, self._disconnected)
         try:
-            reply = await self._shard.spawner.run(plan, [theirs.fileno(), self._seat.ready.network])
+            reply = await self._shard.spawner.run(plan, [theirs.fileno(), ready.network])
         finally:
             theirs.close()
         self.upper, self._pidfd = reply.descriptors
+        ready.group.limits = limits
         self._tier.expect_exit(reply.pid, self)
         await self._channel.ready
 
@@ -229,12 +232,12 @@ class NamespaceTier:
             await self._draft(kind, spec, shard, seat)
         assert seat.draft is not None
         shard.prepare = functools.partial(self._draft, kind, spec, shard)
-        await box.launch(seat.draft[1])
+        await box.launch(seat.draft[1], self._limits(spec))
 
     async def _launch_on_disk(self, box: NamespaceBox, spec: BoxSpec, shard: Shard, seat: Seat) -> None:
         upper = await make_upper(self._disk, box.writable, spec.profile.inode_limit)
         try:
-            await box.launch(await self._plan(spec, shard, seat, upper.device))
+            await box.launch(await self._plan(spec, shard, seat, upper.device), self._limits(spec))
         finally:
             upper.close()
 
@@ -251,10 +254,13 @@ class NamespaceTier:
             raise InvalidRequest("profile.disk", f"{profile.disk} bytes in memory; this machine has {self._memory}")
         return profile.disk if profile.upper == "memory" else min(profile.disk, self._memory // 2)
 
+    def _limits(self, spec: BoxSpec) -> Limits:
+        in_memory = self._writable(spec.profile) + spec.profile.inode_limit * _TMPFS_INODE
+        return Limits(spec.profile, 0 if spec.profile.upper == "disk" else in_memory)
+
     async def _plan(self, spec: BoxSpec, shard: Shard, seat: Seat, device: str | None = None) -> Plan:
         writable = self._writable(spec.profile)
         inodes = spec.profile.inode_limit
-        in_memory = writable + inodes * _TMPFS_INODE if device is None else 0
         targets = self._targets(spec.layers)
         if len(targets) > MOUNTS_MAX:
             raise InvalidRequest("layers", f"{len(targets)} of them have a place of their own; {MOUNTS_MAX} can")
@@ -268,7 +274,7 @@ class NamespaceTier:
                 strict=True,
             )
         )
-        shard.usual = limits = Limits(spec.profile, in_memory)
+        shard.usual = limits = self._limits(spec)
         plan = Plan()
         shard.limit(plan, seat, limits)
         compose(

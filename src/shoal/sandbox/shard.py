@@ -13,9 +13,9 @@ from typing import Final
 from msgspec import Struct
 
 from shoal.errors import PlatformError, SetupFailed, ShoalError
-from shoal.sandbox.cgroup import Cgroups
+from shoal.sandbox.cgroup import Cgroups, Limits
 from shoal.sandbox.compose import NODEV, NOSUID, RDONLY, Accounting
-from shoal.sandbox.mill import Limits, Mill, Ready, keep_roots
+from shoal.sandbox.mill import Mill, Ready, keep_roots
 from shoal.sandbox.plan import FIRST_FREE_KEY, HOST_MOUNTS, NONE, OWN_MOUNTS, Plan
 from shoal.sandbox.slots import IDS, Slots
 from shoal.sandbox.spawner import DESCRIPTORS_MAX, Spawner
@@ -42,8 +42,6 @@ class Seat(Struct):
     """Digest to the kept, id-mapped mount, the most recently used last."""
     ready: Ready | None = None
     """Its network namespace and cgroup."""
-    limits: Limits | None = None
-    """What the cgroup is set to."""
     draft: tuple[object, Plan] | None = None
     """A plan written ahead for a sandbox like the last one, and what it is for."""
 
@@ -247,7 +245,6 @@ class Shard:
     async def _equip(self, seat: Seat, kind: str) -> None:
         try:
             seat.ready = await self._mill.make(kind, seat.owner, self.usual)
-            seat.limits = self.usual
         except BaseException:
             self.give(seat)
             raise
@@ -258,7 +255,7 @@ class Shard:
         `descriptors`: of the sandbox, closed when it is taken apart."""
         if seat.ready is not None:
             self._mill.take_apart(seat.ready.group, seat.ready.network, *seat.ready.listeners, *descriptors)
-        seat.ready = seat.limits = seat.draft = None
+        seat.ready = seat.draft = None
         if self.spawner.running and len(self._spare) < _SPARE:
             self._spare.append(seat)
         elif self.spawner.running:
@@ -305,9 +302,8 @@ class Shard:
 
     def limit(self, plan: Plan, seat: Seat, limits: Limits) -> None:
         """Adds the operations that set the seat's cgroup to these limits, if it is not."""
-        if seat.limits != limits and seat.ready is not None:
-            self._cgroups.limit(plan, self._roots, seat.ready.group, limits.profile, limits.writable)
-            seat.limits = limits
+        assert seat.ready is not None
+        self._cgroups.limit(plan, self._roots, seat.ready.group, limits)
 
     def accounting(self, seat: Seat) -> Accounting:
         """The seat's cgroup files, by kept descriptors."""

@@ -43,7 +43,6 @@ class Call(Generic[T]):
         self._task: asyncio.Task[T] | None = None
         self._abandoned = False
         self._undoing: asyncio.Task[None] | None = None
-        self._abandoned = False
 
     def start(self) -> None:
         if self._abandoned:
