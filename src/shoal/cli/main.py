@@ -13,6 +13,7 @@ import typer
 from shoal.cli.bench import bench
 from shoal.cli.doctor import doctor
 from shoal.cli.env import env
+from shoal.cli.image import image
 from shoal.cli.rollouts import rollouts
 from shoal.cli.run import run, shell
 from shoal.errors import (
@@ -50,6 +51,7 @@ def application() -> typer.Typer:
     app.command()(rollouts)
     app.command()(doctor)
     app.command()(bench)
+    app.add_typer(image(), name="image", help="The layers in this machine's store.")
     app.add_typer(env(), name="env", help="Environments of Python packages.")
     return app
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import hashlib
 import os
 import tempfile
 from collections.abc import Iterator
@@ -47,6 +48,12 @@ def replace_file(file: Path, content: bytes, tmp: Path) -> None:
         aside.flush()
         os.fsync(aside.fileno())
     Path(aside.name).rename(file)
+
+
+def digest(file: Path) -> str:
+    """sha256 of a file's bytes, as 64 hex digits."""
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def flush(folder: Path) -> None:

@@ -66,13 +66,22 @@ def _held(file: Path, fd: int) -> Iterator[None]:
 
 
 def hold_folder(folder: Path) -> int | None:
-    """Mark a folder as in use until the descriptor returned is closed; None if it is held or gone."""
+    """Be the only one to use a folder until the descriptor returned is closed; None if it is held or gone."""
+    return _lock_folder(folder, fcntl.LOCK_EX)
+
+
+def share_folder(folder: Path) -> int | None:
+    """Mark a folder as in use, beside others, until the descriptor returned is closed; None if it is gone."""
+    return _lock_folder(folder, fcntl.LOCK_SH)
+
+
+def _lock_folder(folder: Path, how: int) -> int | None:
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
         if _is_still(folder, fd):
             return fd
     except BlockingIOError:

@@ -39,6 +39,8 @@ class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Fingerprint of what it was first built from."""
     created: float
     """Seconds since the epoch."""
+    blob: str | None = None
+    """sha256 of the EROFS file's bytes, 64 hex digits; None for a directory."""
 
 
 def describe(identity: Identity, form: Literal["erofs", "directory"], meta: Meta, inputs: str | None) -> Manifest:

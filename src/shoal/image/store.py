@@ -17,7 +17,7 @@ import contextlib
 import os
 import re
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -25,6 +25,7 @@ import msgspec
 
 from shoal.errors import InvalidRequest, NotFound, PlatformError, Unsupported
 from shoal.image import capture, disk, erofs, lock, tree
+from shoal.image.holds import Holds
 from shoal.image.manifest import Manifest, Meta, describe
 from shoal.image.tree import Size
 from shoal.types import Layer, MiB
@@ -89,7 +90,10 @@ class Store:
 
     def list(self) -> tuple[Manifest, ...]:
         """All layers, the oldest first."""
-        found = (self._read(entry.name) for entry in self._layers.iterdir())
+        found: list[Manifest] = []
+        for entry in self._layers.iterdir():
+            with contextlib.suppress(NotFound):  # removed while we look
+                found.append(self._read(entry.name))
         return tuple(sorted(found, key=lambda manifest: (manifest.created, manifest.digest)))
 
     # Publishing
@@ -158,11 +162,50 @@ class Store:
             raise InvalidRequest("name", f"letters, digits and . _ : @ + = - (and not a digest), not {name!r}")
         self._write(self._names / name, self.get(digest).digest.encode())
 
+    def names(self) -> dict[str, str]:
+        """What names stand for: name to digest."""
+        found = ((name, _read_link(self._names / name)) for name in sorted(os.listdir(self._names)))
+        return {name: digest for name, digest in found if digest is not None}
+
+    def unbind_name(self, name: str) -> None:
+        """NotFound if nothing is called that. The layer itself stays until it is collected."""
+        try:
+            (self._names / name).unlink()
+        except (FileNotFoundError, IsADirectoryError, ValueError):
+            raise NotFound(f"no layer is called {name!r}") from None
+
     def remove(self, key: str) -> None:
-        """Delete a layer. A mounted EROFS file stays until it is unmounted; a directory is gone at once."""
+        """Delete a layer, its names and what found it. InvalidRequest while a process holds it."""
         digest = self._resolve(key)
-        with self.stage() as folder:
-            (self._layers / digest).rename(folder / "removed")
+        descriptor = lock.hold_folder(self._layers / digest)
+        if descriptor is None:
+            raise InvalidRequest("layer", f"sha256:{digest[:12]} is in use by a node; end its sandboxes first")
+        try:
+            with self.stage() as folder:
+                (self._layers / digest).rename(folder / "removed")
+        finally:
+            os.close(descriptor)
+        self.forget({f"sha256:{digest}"})
+
+    # For those that look after the store
+
+    def holds(self) -> Holds:
+        """Locks by which this process says what it uses."""
+        return Holds(self._layers)
+
+    def folder(self, digest: str) -> Path:
+        """Where a layer lies, whether it is here or not."""
+        return self._layers / digest.removeprefix("sha256:")
+
+    def forget(self, digests: Collection[str]) -> None:
+        """Remove names and inputs that lead to layers which are gone."""
+        for folder in (self._names, self._inputs):
+            for entry in folder.iterdir():
+                if _read_link(entry) in digests and not self._is_here(_read_link(entry)):
+                    entry.unlink(missing_ok=True)
+
+    def _is_here(self, digest: str | None) -> bool:
+        return digest is not None and self.folder(digest).exists()
 
     # How it is done
 
@@ -224,6 +267,7 @@ class Store:
             if form == "erofs":
                 self._check_fits(identity.size)
                 erofs.pack(source, layer / "image.erofs")
+                manifest = msgspec.structs.replace(manifest, blob=disk.digest(layer / "image.erofs"))
             else:
                 source.rename(layer / "tree")
             (layer / "manifest.json").write_bytes(msgspec.json.encode(manifest))

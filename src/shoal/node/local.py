@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from shoal.errors import InvalidRequest, NotFound, SandboxGone, Unsupported
+from shoal.image.garbage import Policy, Removal, collect
 from shoal.image.host import host
 from shoal.image.interpreter import Interpreter, Interpreters
 from shoal.image.store import Store
@@ -32,6 +33,8 @@ from shoal.types import PROFILES, Change, FileInfo, Image, Layer, Profile, Resul
 
 _REMEMBERED: Final = 10_000
 """Ended sandboxes whose reason is still known."""
+_IDLE_LAYERS: Final = 256
+"""Layers that are kept mounted, and so in the store, for the next sandbox."""
 
 
 class LocalNode:
@@ -53,6 +56,7 @@ class LocalNode:
         """Starts its processes. SetupFailed or Unsupported where this machine cannot run sandboxes."""
         _raise_open_files()
         self.store = await asyncio.to_thread(Store, self.data / "store")
+        self._holds = self.store.holds()
         self.index: PackageIndex = await asyncio.to_thread(read_package_index)
         self.tier: Tier = NamespaceTier(self._run, self.data / "uppers", network_plans(IDS if os.geteuid() == 0 else 1))
         await self.tier.start()
@@ -60,11 +64,13 @@ class LocalNode:
     def forsake(self) -> None:
         """In a forked child of this process: the sandboxes are the parent's, and must end with it."""
         self.tier.forsake()
+        self._holds.close()
 
     async def close(self) -> None:
         """Ends every sandbox; returns when nothing of them is left."""
         await self.tier.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._holds.close()
 
     # Sandboxes
 
@@ -82,7 +88,15 @@ class LocalNode:
             profile=profile,
             network="isolated" if network is None else "filtered",
         )
-        box = await self.tier.create(spec, self._ended)
+        self._holds.take(spec.layers)
+        try:
+            box = await self.tier.create(spec, self._ended)
+        except BaseException:
+            self._holds.give(spec.layers)
+            raise
+        if id in self._gone:  # its init died before we were told that it lives
+            self._holds.give(spec.layers)
+            raise SandboxGone(id, self._gone[id])
         info = SandboxInfo(
             id=id,
             state="running",
@@ -95,6 +109,7 @@ class LocalNode:
             unenforced=self.tier.unenforced,
         )
         sandbox = Sandbox(box, info, request, environment(image, layers), network)
+        sandbox.layers = spec.layers
         self._sandboxes[id] = sandbox
         if network is not None:
             network.start(box.listeners)
@@ -110,7 +125,23 @@ class LocalNode:
         while len(self._gone) > _REMEMBERED:
             self._gone.popitem(last=False)
         if (sandbox := self._sandboxes.pop(id, None)) is not None:
-            self._keep(sandbox.close())
+            self._keep(self._clear(sandbox))
+
+    async def _clear(self, sandbox: Sandbox) -> None:
+        await sandbox.close()
+        self._holds.give(sandbox.layers)
+        if len(idle := self._holds.idle()) > _IDLE_LAYERS:
+            await self._release(idle[: len(idle) - _IDLE_LAYERS // 2])
+
+    async def _release(self, digests: list[str]) -> None:
+        """Layers that no sandbox uses: unmounted first, so that they may be removed."""
+        await self.tier.forget(digests)
+        self._holds.release(digests)
+
+    async def collect(self, policy: Policy) -> Removal:
+        """Removes layers that the policy lets go, also those that this node kept for the next sandbox."""
+        await self._release(self._holds.idle())
+        return await asyncio.to_thread(collect, self.store, policy)
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -146,7 +177,9 @@ class LocalNode:
             raise InvalidRequest("image", f"{name!r} is not known; this version has the image 'host'")
         async with self._host_lock:
             if self._host is None:
-                self._host = await asyncio.to_thread(host, self.store)
+                found = await asyncio.to_thread(host, self.store)
+                self._holds.take(found.layers)  # for as long as it is remembered
+                self._host = found
         return self._host
 
     def _resolve(self, request: CreateRequest) -> tuple[Layer, ...]:

@@ -16,7 +16,7 @@ from shoal.node.networks import SandboxNetwork
 from shoal.sandbox.channel import Flag, Request
 from shoal.sandbox.interface import Box
 from shoal.sandbox.values import encode_list
-from shoal.types import Result, SandboxInfo
+from shoal.types import Layer, Result, SandboxInfo
 
 _TERM = {"TERM": "xterm-256color"}
 _ACCOUNTS_MAX = 1 << 20
@@ -40,6 +40,8 @@ class Sandbox:
         self.info = info
         self.network = network
         self.clock: asyncio.TimerHandle | None = None
+        self.layers: tuple[Layer, ...] = ()
+        """Those that it holds in the store."""
         self.commands: dict[int, Command] = {}
         self._request = request
         self._environment = {**environment, **request.env}

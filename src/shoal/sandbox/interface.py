@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 from msgspec import Struct
@@ -62,6 +62,10 @@ class Tier(Protocol):
         """Makes a sandbox, all or nothing. `on_end(id, reason)` is called once when it has ended, for whatever cause.
 
         SetupFailed names the step that failed."""
+        ...
+
+    async def forget(self, digests: Sequence[str]) -> None:
+        """Lets go of layers that no box uses, so that their files may be removed."""
         ...
 
     async def close(self) -> None:

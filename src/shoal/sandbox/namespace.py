@@ -7,7 +7,7 @@ import functools
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -347,6 +347,10 @@ class NamespaceTier:
                 raise PlatformError("this node has no spawner: it was closed, or none could be started")
             await asyncio.shield(self._replacing)
         return min(self._shards, key=lambda shard: (shard.live, -shard.ready))
+
+    async def forget(self, digests: Sequence[str]) -> None:
+        for shard in list(self._shards):
+            await shard.forget(digests)
 
     def forsake(self) -> None:
         """In a forked child of the node: lets go of everything that would keep sandboxes alive after their node."""

@@ -69,6 +69,7 @@ class Shard:
         self._dropped: list[int] = []
         self._bases: OrderedDict[str, int] = OrderedDict()
         self._roots: dict[str, int] = {}
+        self._seats: list[Seat] = []
         self._spare: list[Seat] = []
         self._ready: deque[Seat] = deque()
         self.usual: Limits | None = None
@@ -172,6 +173,22 @@ class Shard:
         self._free_keys.extend(dropped)
         return key
 
+    async def forget(self, digests: Iterable[str]) -> None:
+        """Unmounts layers that no sandbox uses; a ready seat that was made for them is written anew."""
+        await self._stop_refill()
+        self.prepare = None
+        for digest in digests:
+            if digest in self._bases:
+                self._drop([self._bases.pop(digest)])
+            for seat in self._seats:
+                if (key := seat.layers.pop(digest, None)) is not None and seat.users != NONE:
+                    self._drop([key])
+                    seat.draft = None
+        plan = Plan()
+        dropped = self._flush_drops(plan)
+        await self.spawner.run(plan)
+        self._free_keys.extend(dropped)
+
     async def share(self, layers: Iterable[Layer]) -> list[int]:
         """Descriptors, in this process, of layers that are in use."""
         found: list[int] = []
@@ -229,7 +246,7 @@ class Shard:
         if self._spare:
             return self._spare.pop()
         if self._slots is None:
-            return Seat(owner=0, users=NONE, layers=OrderedDict())
+            return self._new_seat(0, NONE)
         owner = self._slots.take()
         users = self._key()
         plan = Plan()
@@ -240,7 +257,11 @@ class Shard:
         except BaseException:
             self._slots.give(owner)
             raise
-        return Seat(owner=owner, users=users, layers=OrderedDict())
+        return self._new_seat(owner, users)
+
+    def _new_seat(self, owner: int, users: int) -> Seat:
+        self._seats.append(Seat(owner=owner, users=users, layers=OrderedDict()))
+        return self._seats[-1]
 
     async def _equip(self, seat: Seat, kind: str) -> None:
         try:
@@ -265,6 +286,7 @@ class Shard:
 
     def _dissolve(self, seat: Seat) -> None:
         """After a peak not every seat that there was is kept."""
+        self._seats = [each for each in self._seats if each is not seat]
         if self._slots is not None:
             self._drop([seat.users, *seat.layers.values()])
             self._slots.give(seat.owner)
