@@ -103,6 +103,9 @@ class Image(Struct, frozen=True):
     digest: str
     layers: tuple[Layer, ...]
     env: dict[str, str] = field(default_factory=dict)
+    cwd: str | None = None
+    """Where it wants commands to start; used where a sandbox is made with `cwd=None`."""
+    user: str | None = None
 
 
 class Result(Struct, kw_only=True):

@@ -16,10 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from shoal.image import accounts
-
-HOSTNAME = "sandbox"
-ADDRESS = "10.0.2.15"
-"""The sandbox's own address, and that of its name server: nobody answers unless something listens there."""
+from shoal.image.locality import CA_FILES, CA_FOLDER, NAMES
 
 # Patterns below /etc. Left out on purpose, though readable: environment, profile.d, gitconfig, npmrc,
 # pip.conf, xdg, wgetrc, ssh keys, maven's settings, anything of services: people put names, addresses and
@@ -53,22 +50,6 @@ _VAR_LIB = ("apt/extended_states", "dpkg", "pam", "python", "sgml-base", "ucf", 
 _VAR_LIB_LEFT_OUT = ("*-old", "*lock*", "available", "updates")
 _SECRET = re.compile(rb"PRIVATE KEY-----|://[^/\s:@\"'<>]*:[^/\s:@\"'<>$]+@")
 
-CA_FILES = (
-    "AWS_CA_BUNDLE",
-    "CARGO_HTTP_CAINFO",
-    "CURL_CA_BUNDLE",
-    "GIT_SSL_CAINFO",
-    "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH",
-    "HTTPLIB2_CA_CERTS",
-    "NIX_SSL_CERT_FILE",
-    "NODE_EXTRA_CA_CERTS",
-    "PIP_CERT",
-    "REQUESTS_CA_BUNDLE",
-    "SSL_CERT_FILE",
-)
-"""Variables that name a file of certificates which programs of this machine are told to trust."""
-_CA_FOLDER = "/etc/ssl/shoal"
-
 
 def ca_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """The CA variables of this machine, each with the path that its file has inside."""
@@ -85,7 +66,7 @@ def _path_inside(file: Path) -> str:
     real = file.resolve()
     if there and (real.is_relative_to("/etc/ssl/certs") or real.is_relative_to("/usr")):
         return str(file)
-    return f"{_CA_FOLDER}/{'_'.join(file.parts[1:])}"
+    return f"{CA_FOLDER}/{'_'.join(file.parts[1:])}"
 
 
 def inputs(environ: Mapping[str, str]) -> Iterator[str]:
@@ -143,12 +124,10 @@ def _write_own(etc: Path) -> None:
     own = {
         "environment": "",
         "fstab": "",
-        "hostname": f"{HOSTNAME}\n",
-        "hosts": f"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n{ADDRESS}\t{HOSTNAME}\n",
+        **NAMES,
         "machine-id": "",
         "nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\ngshadow: files\nhosts: files dns\n"
         "networks: files\nprotocols: files\nservices: files\nrpc: files\n",
-        "resolv.conf": f"nameserver {ADDRESS}\noptions timeout:2 attempts:2\n",
     }
     for name, text in own.items():
         (etc / name).write_text(text)

@@ -1,7 +1,8 @@
 """Which layers go when room is needed: first a pure choice, then the removal of what nobody uses.
 
-A layer stays if it has a name, if one that stays needs it, or if any process holds it (`holds`). Of the rest those go
-that were not used for long, and then, the longest unused first, as many as it takes to get below a size.
+A layer stays if it has a name, if an image consists of it, if one that stays needs it, or if any process holds it
+(`holds`). Of the rest those go that were not used for long, and then, the longest unused first, as many as it takes to
+get below a size.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from shoal.image import lock
+from shoal.image.catalog import Catalog
 from shoal.image.store import Store
 
 
@@ -36,7 +38,7 @@ class Item(Struct, frozen=True):
     used: float
     """Seconds since the epoch."""
     pinned: bool = False
-    """It has a name."""
+    """It has a name, or an image consists of it."""
     needs: tuple[str, ...] = ()
     """Digests of layers without which it is of no use."""
 
@@ -101,7 +103,7 @@ def collect(store: Store, policy: Policy, *, dry_run: bool = False) -> Removal:
 
 def look(store: Store) -> list[Item]:
     """Every layer as the choice sees it. One that goes away meanwhile is left out."""
-    named = set(store.names().values())
+    named = {*store.names().values(), *Catalog(store).layers()}
     found: list[Item] = []
     for manifest in store.list():
         folder = store.folder(manifest.digest)

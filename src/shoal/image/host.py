@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from shoal.image import accounts, etc
+from shoal.image import accounts, etc, skeleton
 from shoal.image.manifest import Meta
 from shoal.image.store import Store
 from shoal.types import Image, Layer
@@ -23,27 +22,6 @@ _REVISION = 1
 """Goes up when the code here, in `etc` or in `accounts` makes something else of the same inputs."""
 _SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_DEVICES = {
-    "null": (1, 3),
-    "zero": (1, 5),
-    "full": (1, 7),
-    "random": (1, 8),
-    "urandom": (1, 9),
-    "tty": (5, 0),
-}
-# /root can be passed through but not listed: interpreters may lie below it.
-_FOLDERS = {
-    "dev": 0o755, "dev/mqueue": 0o755, "dev/pts": 0o755, "dev/shm": 0o1777, "home": 0o755, "mnt": 0o755,
-    "opt": 0o755, "proc": 0o555, "root": 0o711, "run": 0o755, "run/lock": 0o1777, "srv": 0o755, "sys": 0o555,
-    "tmp": 0o1777, "workspace": 0o777,
-}  # fmt: skip
-_LINKS = {
-    "dev/fd": "/proc/self/fd",
-    "dev/stdin": "/proc/self/fd/0",
-    "dev/stdout": "/proc/self/fd/1",
-    "dev/stderr": "/proc/self/fd/2",
-    "dev/ptmx": "pts/ptmx",
-}
 
 
 def host(store: Store, environ: Mapping[str, str] | None = None) -> Image:
@@ -91,7 +69,7 @@ def _build(store: Store, environ: Mapping[str, str], inputs: str) -> Layer:
     with store.stage() as folder:
         root = folder / "root"
         root.mkdir(0o755)
-        _write_skeleton(root)
+        _write_root(root)
         etc.write(root, environ)
         return store.publish_directory(root, meta=Meta(), inputs=inputs)
 
@@ -112,12 +90,8 @@ def _look(path: str) -> bytes:
     return b" %o %d %d %d\n" % (found.st_mode, found.st_size, found.st_mtime_ns, found.st_ino)
 
 
-def _write_skeleton(root: Path) -> None:
-    for name, mode in _FOLDERS.items():
-        (root / name).mkdir()
-        (root / name).chmod(mode)
-    for name, target in _LINKS.items():
-        (root / name).symlink_to(target)
+def _write_root(root: Path) -> None:
+    skeleton.write(root)
     for name in _SYSTEM:
         if Path("/", name).is_symlink():
             (root / name).symlink_to(Path("/", name).readlink())
@@ -127,14 +101,3 @@ def _write_skeleton(root: Path) -> None:
     home.mkdir()
     if os.geteuid() == 0:
         os.chown(home, accounts.USER_ID, accounts.USER_ID)
-    _make_devices(root / "dev")
-
-
-def _make_devices(folder: Path) -> None:
-    """For an ordinary user, who can make none, files over which a sandbox binds the machine's own."""
-    for name, (major, minor) in _DEVICES.items():
-        if os.geteuid() == 0:
-            os.mknod(folder / name, stat.S_IFCHR, os.makedev(major, minor))
-        else:
-            (folder / name).touch()
-        (folder / name).chmod(0o666)

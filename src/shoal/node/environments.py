@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Final
 
 from shoal.errors import InvalidRequest
-from shoal.image import environment
+from shoal.image import debian, environment
+from shoal.image.apt import read_apt_settings
+from shoal.image.debian import DebianSpec
 from shoal.image.environment import EnvironmentSpec
 from shoal.image.interpreter import Interpreters
 from shoal.image.manifest import Manifest, Meta
 from shoal.node.interface import CommandRequest, CreateRequest
 from shoal.node.local import LocalNode
-from shoal.types import GiB, Layer, Profile, Result
+from shoal.types import GiB, Layer, NetworkPolicy, Profile, Result
 
 _PROFILE: Final = Profile(cpu=64, memory=8 * GiB, disk=32 * GiB, processes=1024, inodes=1 << 20)
 _LIFE: Final = 6 * 3600.0
@@ -57,9 +59,13 @@ class Builds:
         return await environment.build(spec, node.store, base, interpreter, node.index, self._builder)
 
     @asynccontextmanager
-    async def _builder(self, layers: Sequence[Layer]) -> AsyncIterator[SandboxBuilder]:
+    async def _builder(
+        self, layers: Sequence[Layer], network: str | NetworkPolicy | None = "pypi", image: str = "host"
+    ) -> AsyncIterator[SandboxBuilder]:
         node = self._node
-        request = CreateRequest(layers=tuple(layers), profile=_PROFILE, network="pypi", ttl=_LIFE, cwd="/")
+        request = CreateRequest(
+            image=image, layers=tuple(layers), profile=_PROFILE, network=network, ttl=_LIFE, cwd="/"
+        )
         sandbox = (await node.create(request)).id
         try:
             upper = os.open("up0", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=node.upper(sandbox))
@@ -69,6 +75,12 @@ class Builds:
                 os.close(upper)
         finally:
             await node.kill(sandbox)
+
+    async def debian(self, spec: DebianSpec, name: str) -> str:
+        """Keeps an image of Debian, found or built, under a name; its digest. Errors as `image.debian.build`."""
+        settings = await asyncio.to_thread(read_apt_settings)
+        record = await debian.build(spec, self._node.store, settings, self._builder)
+        return await asyncio.to_thread(self._node.catalog.add, record, name)
 
     async def directory(self, source: Path, target: str, key: str | None = None) -> Layer:
         """A layer with the tree at `source` below `target`. With `key`, which names the content, it is made once."""

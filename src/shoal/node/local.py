@@ -15,9 +15,12 @@ from typing import Any, Final
 import msgspec
 
 from shoal.errors import InvalidRequest, NotFound, SandboxGone, Unsupported
+from shoal.image.catalog import Catalog
 from shoal.image.garbage import Policy, Removal, collect
 from shoal.image.host import host
 from shoal.image.interpreter import Interpreter, Interpreters
+from shoal.image.locality import publish_locality
+from shoal.image.skeleton import publish_skeleton
 from shoal.image.store import Store
 from shoal.network.index import PackageIndex, read_package_index
 from shoal.node.changes import Changes, count_changes, find_changes
@@ -49,6 +52,7 @@ class LocalNode:
         self._tasks: set[asyncio.Task[None]] = set()
         self._host: Image | None = None
         self._host_lock = asyncio.Lock()
+        self._around: tuple[Layer, Layer] | None = None
         self._interpreters = Interpreters(os.environ)
         self._found: dict[str, tuple[Interpreter, int]] = {}
 
@@ -56,6 +60,7 @@ class LocalNode:
         """Starts its processes. SetupFailed or Unsupported where this machine cannot run sandboxes."""
         _raise_open_files()
         self.store = await asyncio.to_thread(Store, self.data / "store")
+        self.catalog = await asyncio.to_thread(Catalog, self.store)
         self._holds = self.store.holds()
         self.index: PackageIndex = await asyncio.to_thread(read_package_index)
         self.tier: Tier = NamespaceTier(self._run, self.data / "uppers", network_plans(IDS if os.geteuid() == 0 else 1))
@@ -173,14 +178,34 @@ class LocalNode:
     # Images and layers
 
     async def image(self, name: str) -> Image:
-        if name != "host":
-            raise InvalidRequest("image", f"{name!r} is not known; this version has the image 'host'")
+        """InvalidRequest for one that is not known here."""
+        if name == "host":
+            return await self._host_image()
+        try:
+            found = await asyncio.to_thread(self.catalog.get, name)
+        except (NotFound, InvalidRequest) as error:
+            raise InvalidRequest("image", f"{error}; `shoal image ls` shows what there is") from None
+        locality, skeleton = await self._surroundings()
+        layers = (locality, *found.layers, skeleton)
+        return msgspec.structs.replace(found, layers=layers, env={**found.env, **locality.env})
+
+    async def _host_image(self) -> Image:
         async with self._host_lock:
             if self._host is None:
                 found = await asyncio.to_thread(host, self.store)
                 self._holds.take(found.layers)  # for as long as it is remembered
                 self._host = found
         return self._host
+
+    async def _surroundings(self) -> tuple[Layer, Layer]:
+        """What images that were made elsewhere need of this machine: above them and below."""
+        async with self._host_lock:
+            if self._around is None:
+                above = await asyncio.to_thread(publish_locality, self.store, os.environ)
+                below = await asyncio.to_thread(publish_skeleton, self.store)
+                self._holds.take((above, below))
+                self._around = (above, below)
+        return self._around
 
     def _resolve(self, request: CreateRequest) -> tuple[Layer, ...]:
         """Each layer that was asked for, and what it needs, once."""
