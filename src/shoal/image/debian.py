@@ -38,8 +38,9 @@ _PACKAGE: Final = re.compile(r"[a-z0-9][a-z0-9+.-]*(=[A-Za-z0-9.+:~-]+)?")
 
 # What tells when and where it was made, and would make every build another layer; and what the skeleton brings.
 _LEFT_OVER: Final = (
-    "etc/machine-id", "etc/hostname", "etc/resolv.conf", "var/cache/ldconfig/aux-cache", "var/lib/dbus/machine-id",
-    "dev", "proc", "run", "sys", "tmp", "var/log/alternatives.log", "var/log/apt", "var/log/bootstrap.log", "var/log/dpkg.log", "var/lib/apt/lists",
+    "dev", "etc/hostname", "etc/machine-id", "etc/resolv.conf", "proc", "run", "sys", "tmp", "var/lib/apt/lists",
+    "var/cache/ldconfig/aux-cache", "var/lib/dbus/machine-id", "var/log/alternatives.log", "var/log/apt",
+    "var/log/bootstrap.log", "var/log/dpkg.log",
 )  # fmt: skip
 
 REFERENCE_PACKAGES: Final = (
