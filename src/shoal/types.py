@@ -85,7 +85,8 @@ class Layer(Struct, frozen=True):
     """Its name: "sha256:<hex>" of the content, or "host:<path>" for a directory of this machine used as it is."""
     source: str
     """Where it is on this machine: an EROFS file or a directory."""
-    format: Literal["erofs", "directory"] = "directory"
+    format: Literal["erofs", "directory", "stack"] = "directory"
+    """A stack has no files of its own: it stands for the layers that it needs."""
     target: str = "/"
     """Where its root appears in the sandbox."""
     path: tuple[str, ...] = ()
@@ -93,7 +94,7 @@ class Layer(Struct, frozen=True):
     env: dict[str, str] = field(default_factory=dict)
     """Environment variables that it sets."""
     needs: tuple[str, ...] = ()
-    """Keys of layers without which it does not work (an environment's interpreter)."""
+    """Keys of layers without which it does not work (an environment's interpreter), highest first."""
 
 
 class Image(Struct, frozen=True):

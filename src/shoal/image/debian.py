@@ -22,7 +22,7 @@ from shoal.errors import BuildFailed, InvalidRequest, Unsupported
 from shoal.image import capture, tree
 from shoal.image.apt import AptSettings
 from shoal.image.catalog import Record
-from shoal.image.environment import Builder
+from shoal.image.install import Builder
 from shoal.image.manifest import Meta
 from shoal.image.store import Store
 from shoal.types import GiB, Layer, NetworkPolicy

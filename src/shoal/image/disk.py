@@ -50,6 +50,24 @@ def replace_file(file: Path, content: bytes, tmp: Path) -> None:
     Path(aside.name).rename(file)
 
 
+def write_flushed(file: Path, content: bytes) -> None:
+    """A new file, on the disk with its name when this returns."""
+    with file.open("xb") as new:
+        new.write(content)
+        new.flush()
+        os.fsync(new.fileno())
+    flush_folder(file.parent)
+
+
+def flush_folder(folder: Path) -> None:
+    """Write out a folder's own entries."""
+    fd = tree.open_directory(folder)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def digest(file: Path) -> str:
     """sha256 of a file's bytes, as 64 hex digits."""
     with file.open("rb") as content:

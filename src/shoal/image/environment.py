@@ -1,113 +1,40 @@
-"""Environments: Python packages, installed once inside a sandbox and kept as a layer.
+"""Environments: Python packages, installed once inside a sandbox and kept as layers.
 
-The layer is named by what it holds and found by the fingerprint of what it was made from. It always lies at
-/opt/env, so nothing in it has to be moved. What runs the build is given by the node as a `Builder`: a fresh
-sandbox that reaches the package index and nothing else, since packages' own build code runs in it.
+An environment is a stack: the empty one of its interpreter, and over it a layer for each package. It is found by the
+fingerprint of what it was made from; where it was never asked for before but all its packages were, it is put together
+without building anything. It always lies at /opt/env, so nothing in it has to be moved.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import platform as machine
 import re
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Protocol
+from typing import Final
 
 import msgspec
-from msgspec import Struct
 
-from shoal.errors import BuildFailed, InvalidRequest, Unsupported
-from shoal.image import capture, requirements, tree
+from shoal.errors import InvalidRequest, Unsupported
+from shoal.image import parts, requirements
+from shoal.image.install import ENV, EnvironmentSpec, Index, Installation, NewBuilder, blame, read_local
 from shoal.image.interpreter import Interpreter
 from shoal.image.manifest import Meta
 from shoal.image.store import Store
-from shoal.image.toolkit import UV, publish_uv
-from shoal.types import Image, Layer, MiB, Result
+from shoal.image.toolkit import publish_uv
+from shoal.image.wheels import Pin, read_pins
+from shoal.types import Image, Layer, MiB
 
-ENV = "/opt/env"
-_WORK = "/opt/shoal-build"
-"""Beside the environment, so that uv's cache and the environment can share files by hard links."""
-_REVISION = 1
+__all__ = ["ENV", "EnvironmentSpec", "blame", "build", "fingerprint", "read_spec"]
+
+_REVISION: Final = 2
 """Goes up when the same inputs would be built into something else."""
-_ROOM = (256 * MiB, 20_000)
+_ROOM: Final = (256 * MiB, 20_000)
 """Bytes and inodes without which a build isn't begun."""
-
-# A .pyc holds as long as it knows the time of its source. So every file gets one fixed time first and is
-# compiled after that: the layer is the same whenever it is built, and a source that is edited counts at once.
-_SETTLE = """
-import compileall, os, sys
-for folder, folders, files in os.walk(sys.argv[1]):
-    for name in files:
-        os.utime(os.path.join(folder, name), (946684800, 946684800), follow_symlinks=False)
-library = os.path.join(sys.argv[1], "lib")
-try:
-    compileall.compile_dir(library, maxlevels=100, quiet=2, workers=2)
-except Exception:  # no semaphores here
-    compileall.compile_dir(library, maxlevels=100, quiet=2)
-for folder, folders, files in os.walk(sys.argv[1], topdown=False):
-    for name in files:
-        if name.endswith(".pyc"):
-            os.utime(os.path.join(folder, name), (946684800, 946684800))
-    os.utime(folder, (946684800, 946684800))
-"""
-
-_BLAMED = (
-    r"[Ff]ailed to (?:build|download(?: and build)?|prepare|install|fetch|read)[: ]+`([^`]+)`",
-    r"Because ([A-Za-z0-9._-]+(?:==[^\s,]+)?) (?:was not found|has no|is not)",
-    r"there (?:is|are) no versions? of ([A-Za-z0-9._-]+(?:==[^\s,]+)?)",
-    r"In `--require-hashes` mode[^:]*: `?([^`\n]+)`?",
-    r"Hash mismatch for `([^`]+)`",
-)
-
-
-class EnvironmentSpec(Struct, frozen=True):
-    """What an environment is made from."""
-
-    requirements: tuple[str, ...]
-    """Lines of a requirements file; `read` of this module makes them from one."""
-    python: str = "3.11"
-    """"3.11", or an exact "3.11.7"."""
-    constraints: tuple[str, ...] = ()
-    no_deps: bool = False
-    """The requirements are everything: nothing they depend on is added."""
-    no_build: bool = False
-    """Only wheels: no build code of packages runs."""
-    exclude_newer: str | None = None
-    """A date, as 2024-05-01: what came to the index later isn't there."""
-
-
-class Index(Protocol):
-    """Where packages come from, as this machine's settings say."""
-
-    def uv_environment(self) -> dict[str, str]:
-        """Variables that make uv use it."""
-
-    def uv_arguments(self) -> tuple[str, ...]:
-        """What uv takes only as an argument."""
-
-    def local_paths(self) -> tuple[str, ...]:
-        """Folders and files of this machine that a build must see at their own paths."""
-
-
-class Builder(Protocol):
-    """A fresh sandbox that reaches the package index only."""
-
-    async def run(self, argv: list[str], *, env: dict[str, str], timeout: float) -> Result:
-        """Run a command as root with this environment over the image's own."""
-
-    async def write(self, path: str, data: bytes) -> None:
-        """Write a file, with missing parents."""
-
-    def upper(self) -> int:
-        """The open folder of its writable layer for "/", as the host sees it; the builder closes it."""
-
-
-NewBuilder = Callable[[Sequence[Layer]], AbstractAsyncContextManager[Builder]]
-"""Makes one, on the base image with these layers over it."""
+_HEIGHT_MAX: Final = 300
+"""Packages of one stack. Overlay takes 500 layers, and each look-up of a name that isn't there asks them all."""
 
 
 def read_spec(file: Path, python: str = "3.11", *, no_deps: bool = False) -> EnvironmentSpec:
@@ -119,8 +46,16 @@ def read_spec(file: Path, python: str = "3.11", *, no_deps: bool = False) -> Env
 def fingerprint(spec: EnvironmentSpec, base_digest: str, interpreter: Interpreter, platform: str, index: Index) -> str:
     """All that decides what a build makes, as 64 hex digits. An open requirement stays as first built."""
     spec = msgspec.structs.replace(spec, python=interpreter.version)
+    return _hash((spec, *_circumstances(base_digest, interpreter, platform, index)))
+
+
+def _circumstances(base_digest: str, interpreter: Interpreter, platform: str, index: Index) -> tuple[object, ...]:
+    """What decides beside the requirements."""
     layers = [layer.digest for layer in interpreter.layers]
-    facts = (_REVISION, spec, base_digest, interpreter.path, layers, platform, _index_facts(index))
+    return _REVISION, base_digest, interpreter.version, interpreter.path, layers, platform, _index_facts(index)
+
+
+def _hash(facts: object) -> str:
     return hashlib.sha256(msgspec.json.encode(facts, order="deterministic")).hexdigest()
 
 
@@ -128,7 +63,7 @@ def _index_facts(index: Index) -> tuple[dict[str, str], tuple[str, ...], tuple[s
     """What an index is, without the passwords and certificates by which it is reached."""
     settings = index.uv_environment()
     constraints = settings.get("UV_CONSTRAINT", "").split()
-    contents = tuple(_read_local(path).decode("utf-8", "replace") for path in constraints if "://" not in path)
+    contents = tuple(read_local(path).decode("utf-8", "replace") for path in constraints if "://" not in path)
     ways = {name for name in settings if name == "SSL_CERT_FILE" or _is_credential(name)}
     kept = {name: value for name, value in settings.items() if name not in ways}
     return kept, index.uv_arguments(), contents
@@ -136,13 +71,6 @@ def _index_facts(index: Index) -> tuple[dict[str, str], tuple[str, ...], tuple[s
 
 def _is_credential(name: str) -> bool:
     return name.endswith(("_USERNAME", "_PASSWORD"))
-
-
-def _read_local(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise InvalidRequest("index", f"{path} can't be read: {error.strerror}") from error
 
 
 async def build(
@@ -155,23 +83,111 @@ async def build(
     *,
     timeout: float = 1800,
 ) -> Layer:
-    """The layer of an environment: a look-up, or one build for all who ask for it at the same time.
+    """The layer of an environment: a look-up, a stack of known packages, or one build for all who ask at the same time.
 
     BuildFailed carries the whole log and names the package; InvalidRequest; StorageFull; Unsupported for an
     index with a password, unless `no_build`. `timeout`: seconds for each step.
     """
     spec = _check(spec)
-    inputs = fingerprint(spec, base.digest, interpreter, machine.machine(), index)
+    platform = machine.machine()
+    inputs = fingerprint(spec, base.digest, interpreter, platform, index)
+    circumstances = _hash(
+        (spec.options, spec.exclude_newer, *_circumstances(base.digest, interpreter, platform, index))
+    )
 
     async def make() -> Layer:
-        _check_secrets(spec, index)
-        store.check_room(*_ROOM)
-        toolkit = await asyncio.to_thread(publish_uv, store)
-        async with new_builder((toolkit, *interpreter.layers, *_folders(index))) as builder:
-            await _Build(spec, interpreter, index, builder, timeout).run()
-            return await asyncio.to_thread(_freeze, store, builder.upper(), interpreter, inputs)
+        async with AsyncExitStack() as exits:
+            work = _Work(spec, store, interpreter, index, new_builder, timeout, exits)
+            return await _make(work, circumstances, inputs)
 
     return await store.build_once(inputs, make)
+
+
+class _Work:
+    """The sandbox of a build, made when it is needed for the first time."""
+
+    def __init__(
+        self,
+        spec: EnvironmentSpec,
+        store: Store,
+        interpreter: Interpreter,
+        index: Index,
+        new_builder: NewBuilder,
+        timeout: float,
+        exits: AsyncExitStack,
+    ) -> None:
+        self.spec = spec
+        self.store = store
+        self.interpreter = interpreter
+        self._index = index
+        self._new_builder = new_builder
+        self._timeout = timeout
+        self._exits = exits
+        self._begun: Installation | None = None
+        self.upper = -1
+        self.empty: frozenset[str] = frozenset()
+        """Files of the environment before anything is installed."""
+
+    async def begin(self) -> Installation:
+        if self._begun is None:
+            _check_secrets(self.spec, self._index)
+            self.store.check_room(*_ROOM)
+            toolkit = await asyncio.to_thread(publish_uv, self.store)
+            layers = (toolkit, *self.interpreter.layers, *_folders(self._index))
+            builder = await self._exits.enter_async_context(self._new_builder(layers))
+            self._begun = Installation(self.spec, self.interpreter, self._index, builder, self._timeout)
+            await self._begun.prepare()
+            self.upper = builder.upper()
+            self.empty = await asyncio.to_thread(parts.names, self.upper)
+        return self._begun
+
+
+async def _make(work: _Work, circumstances: str, inputs: str) -> Layer:
+    """1. Which packages, exactly; 2. those that are known; 3. the others installed; 4. all of them stacked."""
+    pins = await _pins(work)
+    if pins is None or len(pins) > _HEIGHT_MAX:
+        return await _whole(work, inputs)
+    keys = {pin: _hash(("package", circumstances, pin)) for pin in pins}
+    empty = _hash(("empty", circumstances))
+    found = {pin: work.store.find(key) for pin, key in keys.items()}
+    bottom = work.store.find(empty)
+    missing = [pin for pin, layer in found.items() if layer is None]
+    if missing or bottom is None:
+        installation = await work.begin()
+        if missing:
+            await installation.install([pin.line for pin in missing])
+        await installation.settle()
+        wanted = {pin.name: keys[pin] for pin in missing} | ({} if bottom else {"": empty})
+        made = await asyncio.to_thread(parts.publish, work.store, work.upper, work.empty, wanted)
+        if made is None:
+            return await _whole(work, inputs)
+        found |= {pin: made[pin.name] for pin in missing}
+        bottom = bottom or made[""]
+    stacked = [layer for pin in reversed(pins) if (layer := found[pin]) is not None]
+    meta = _meta(work.interpreter)
+    return await asyncio.to_thread(work.store.publish_stack, [*stacked, bottom], meta=meta, inputs=inputs)
+
+
+async def _pins(work: _Work) -> tuple[Pin, ...] | None:
+    """None where something cannot be said as a name and a version."""
+    lines = [line for line in work.spec.requirements if line not in work.spec.options]
+    pins = read_pins(lines)
+    if pins is not None and (work.spec.no_deps or not pins):
+        return pins
+    installation = await work.begin()
+    return read_pins(await installation.resolve())
+
+
+async def _whole(work: _Work, inputs: str) -> Layer:
+    """All of it as one layer."""
+    installation = await work.begin()
+    await installation.install()
+    await installation.settle()
+    return await asyncio.to_thread(parts.publish_whole, work.store, work.upper, _meta(work.interpreter), inputs)
+
+
+def _meta(interpreter: Interpreter) -> Meta:
+    return Meta(path=(f"{ENV}/bin",), env={"VIRTUAL_ENV": ENV}, needs=(interpreter.key,))
 
 
 def _check(spec: EnvironmentSpec) -> EnvironmentSpec:
@@ -194,98 +210,3 @@ def _check_secrets(spec: EnvironmentSpec, index: Index) -> None:
 def _folders(index: Index) -> list[Layer]:
     paths = [path for path in index.local_paths() if Path(path).is_dir()]
     return [Layer(digest=f"host:{path}", source=path, target=path) for path in paths]
-
-
-def _freeze(store: Store, upper: int, interpreter: Interpreter, inputs: str) -> Layer:
-    """Take /opt/env out of the sandbox's writable layer."""
-    prefix = ENV.lstrip("/").encode()
-    source = tree.open_below(upper, prefix)
-    try:
-        size = tree.measure(source)
-    finally:
-        os.close(source)
-    store.check_room(2 * size.bytes, size.entries + 100)
-    meta = Meta(path=(f"{ENV}/bin",), env={"VIRTUAL_ENV": ENV}, needs=(interpreter.key,))
-    with store.stage() as folder:
-        root = folder / "root"
-        capture.capture(upper, prefix, root / ENV.lstrip("/"))
-        for parent in (root, root / "opt"):
-            parent.chmod(0o755)
-        return store.publish(root, meta=meta, inputs=inputs)
-
-
-class _Build:
-    """One build under way."""
-
-    def __init__(
-        self, spec: EnvironmentSpec, interpreter: Interpreter, index: Index, builder: Builder, timeout: float
-    ) -> None:
-        self._spec = spec
-        self._interpreter = interpreter
-        self._index = index
-        self._builder = builder
-        self._timeout = timeout
-        self._log: list[str] = []
-        self._env = {
-            "HOME": f"{_WORK}/home",
-            "UV_CACHE_DIR": f"{_WORK}/cache",
-            "UV_LINK_MODE": "hardlink",
-            "UV_NO_PROGRESS": "1",
-            "UV_PYTHON_DOWNLOADS": "never",
-            **index.uv_environment(),
-        }
-
-    async def run(self) -> None:
-        await self._write_inputs()
-        await self._step([UV, "venv", ENV, "--python", self._interpreter.path])
-        if self._spec.requirements:
-            await self._step([UV, "pip", "install", "--python", f"{ENV}/bin/python", *self._options()])
-        await self._step([f"{ENV}/bin/python", "-I", "-c", _SETTLE, ENV])
-
-    async def _write_inputs(self) -> None:
-        await self._builder.write(f"{_WORK}/home/.keep", b"")
-        await self._write_lines("requirements.txt", self._spec.requirements)
-        await self._write_lines("constraints.txt", self._spec.constraints)
-        for path in self._index.local_paths():
-            if Path(path).is_file():
-                await self._builder.write(path, await asyncio.to_thread(_read_local, path))
-
-    async def _write_lines(self, name: str, lines: Sequence[str]) -> None:
-        await self._builder.write(f"{_WORK}/{name}", "".join(f"{line}\n" for line in lines).encode())
-
-    def _options(self) -> list[str]:
-        spec = self._spec
-        options = ["-r", f"{_WORK}/requirements.txt", "-c", f"{_WORK}/constraints.txt"]
-        options += self._index.uv_arguments()
-        options += ["--no-deps"] if spec.no_deps else []
-        options += ["--no-build"] if spec.no_build else []
-        options += ["--exclude-newer", spec.exclude_newer] if spec.exclude_newer else []
-        return options
-
-    async def _step(self, argv: list[str]) -> None:
-        result = await self._builder.run(argv, env=self._env, timeout=self._timeout)
-        self._log += [f"$ {' '.join(argv[:3])} ...", result.stdout, result.stderr]
-        if result.ok:
-            return
-        log = "\n".join(part.rstrip() for part in self._log if part)
-        raise BuildFailed(self._explain(result), log)
-
-    def _explain(self, result: Result) -> str:
-        """One line: which package, for which Python, and how it ended."""
-        if result.limit == "timeout":
-            how = f"took more than {self._timeout:g} s"
-        elif result.limit is not None:
-            how = f"was ended by the limit on {result.limit}"
-        else:
-            how = f"failed (exit code {result.exit_code})"
-        package = blame(result.stderr + result.stdout)
-        what = f"could not install {package}" if package else "could not be built"
-        return f"environment for Python {self._interpreter.version} {what}: the build {how}"
-
-
-def blame(log: str) -> str | None:
-    """The package that uv's words are about, if they name one."""
-    for pattern in _BLAMED:
-        if match := re.search(pattern, log):
-            return match[1]
-    return None

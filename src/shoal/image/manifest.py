@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import time
-from typing import Literal
+from collections.abc import Sequence
+from typing import Final, Literal
 
 import msgspec
 from msgspec import Struct, field
 
-from shoal.image.tree import Identity
+from shoal.image.tree import Identity, Size
+
+Form = Literal["erofs", "directory", "stack"]
+"""How a layer is stored; a stack has nothing to store."""
+
+_NO_TREE: Final = "0" * 64
 
 
 class Meta(Struct, frozen=True):
@@ -25,7 +31,7 @@ class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the store knows of a layer: the fields of `Layer` without the place, and where it came from."""
 
     digest: str
-    format: Literal["erofs", "directory"]
+    format: Form
     target: str
     path: tuple[str, ...]
     env: dict[str, str]
@@ -43,7 +49,7 @@ class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """sha256 of the EROFS file's bytes, 64 hex digits; None for a directory."""
 
 
-def describe(identity: Identity, form: Literal["erofs", "directory"], meta: Meta, inputs: str | None) -> Manifest:
+def describe(identity: Identity, form: Form, meta: Meta, inputs: str | None) -> Manifest:
     """The manifest of a layer made now."""
     return Manifest(
         digest=f"sha256:{_name(identity.digest, meta)}",
@@ -58,6 +64,13 @@ def describe(identity: Identity, form: Literal["erofs", "directory"], meta: Meta
         env=meta.env,
         needs=meta.needs,
     )
+
+
+def describe_stack(parts: Sequence[Manifest], meta: Meta, inputs: str | None) -> Manifest:
+    """The manifest of a layer that stands for others, highest first."""
+    meta = msgspec.structs.replace(meta, needs=(*(part.digest for part in parts), *meta.needs))
+    size = Size(sum(part.bytes for part in parts), sum(part.entries for part in parts))
+    return describe(Identity(_NO_TREE, size), "stack", meta, inputs)
 
 
 def _name(tree: str, meta: Meta) -> str:

@@ -17,7 +17,7 @@ import contextlib
 import os
 import re
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -26,11 +26,12 @@ import msgspec
 from shoal.errors import InvalidRequest, NotFound, PlatformError, Unsupported
 from shoal.image import capture, disk, erofs, lock, tree
 from shoal.image.holds import Holds
-from shoal.image.manifest import Manifest, Meta, describe
+from shoal.image.manifest import Manifest, Meta, describe, describe_stack
 from shoal.image.tree import Size
 from shoal.types import Layer, MiB
 
 FORMAT = 1
+_FILES = {"directory": "tree", "erofs": "image.erofs", "stack": "manifest.json"}
 _HEX = re.compile(r"[0-9a-f]{64}")
 _PREFIX = re.compile(r"[0-9a-f]{8,64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+=-]{0,199}")
@@ -117,6 +118,18 @@ class Store:
         """Keep the tree at `path` as an EROFS file; else as `publish_directory`."""
         with self._staged(path) as (folder, source):
             return self._publish(folder, source, "erofs", meta, inputs)
+
+    def publish_stack(self, parts: Sequence[Layer], *, meta: Meta, inputs: str | None = None) -> Layer:
+        """One key for several layers, highest first: it has no files, and needs them all."""
+        manifest = describe_stack([self.manifest(part.digest) for part in parts], meta, inputs)
+        digest = manifest.digest.removeprefix("sha256:")
+        if not (self._layers / digest).exists():
+            with self.stage() as folder:
+                layer = folder / "layer"
+                layer.mkdir(0o700)
+                disk.write_flushed(layer / "manifest.json", msgspec.json.encode(manifest))
+                self._move(layer, digest)
+        return self._found(manifest, inputs)
 
     @contextlib.contextmanager
     def stage(self) -> Iterator[Path]:
@@ -271,20 +284,24 @@ class Store:
             else:
                 source.rename(layer / "tree")
             (layer / "manifest.json").write_bytes(msgspec.json.encode(manifest))
-            self._settle(layer, digest)
+            disk.flush(layer)
+            self._move(layer, digest)
+        return self._found(manifest, inputs)
+
+    def _found(self, manifest: Manifest, inputs: str | None) -> Layer:
+        """What was just published, from now on found by its inputs too."""
         if inputs is not None:
             self._write(self._inputs / _check_fingerprint(inputs), manifest.digest.encode())
         return self.get(manifest.digest)
 
-    def _settle(self, layer: Path, digest: str) -> None:
-        """Flush a finished layer and put it in its place; another process may have been there first."""
-        disk.flush(layer)
+    def _move(self, layer: Path, digest: str) -> None:
+        """Put a finished, flushed layer in its place; another process may have been there first."""
         try:
             layer.rename(self._layers / digest)
         except OSError:
             if not (self._layers / digest).exists():
                 raise
-        disk.flush(self._layers)
+        disk.flush_folder(self._layers)
 
     def _read(self, digest: str) -> Manifest:
         file = self._layers / digest / "manifest.json"
@@ -296,7 +313,7 @@ class Store:
             raise PlatformError(f"{file} is damaged ({error}); remove its folder and build it again") from error
 
     def _layer(self, manifest: Manifest) -> Layer:
-        file = "tree" if manifest.format == "directory" else "image.erofs"
+        file = _FILES[manifest.format]
         return Layer(
             digest=manifest.digest,
             source=str(self._layers / manifest.digest.removeprefix("sha256:") / file),

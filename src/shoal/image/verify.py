@@ -43,8 +43,13 @@ def _fault(store: Store, manifest: Manifest) -> str | None:
 
 
 def check(store: Store, manifest: Manifest) -> None:
-    """DigestMismatch if a layer's bytes are not those that were published."""
+    """DigestMismatch if a layer's bytes are not those that were published; NotFound if a part of a stack is gone."""
     folder = store.folder(manifest.digest)
+    if manifest.format == "stack":
+        for key in manifest.needs:
+            if key.startswith("sha256:"):
+                store.manifest(key)
+        return
     if manifest.format == "erofs":
         _compare(folder / "image.erofs", manifest.blob, disk.digest(folder / "image.erofs"))
         return

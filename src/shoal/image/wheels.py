@@ -75,7 +75,7 @@ def partition(files: Iterable[str], records: Mapping[str, str]) -> dict[str, lis
             owners.update((path, name) for path in _claimed(records[place], folder) if path in present)
     parts: dict[str, list[str]] = {}
     for path in sorted(present):
-        parts.setdefault(owners.get(path) or owners.get(_source(path) or "", ""), []).append(path)
+        parts.setdefault(owners.get(path) or owners.get(source_of(path) or "", ""), []).append(path)
     return parts
 
 
@@ -88,7 +88,7 @@ def _claimed(record: str, folder: str) -> list[str]:
     return [posixpath.normpath(posixpath.join(folder, row[0])) for row in rows if row and row[0]]
 
 
-def _source(path: str) -> str | None:
+def source_of(path: str) -> str | None:
     """The module that a compiled file was made from."""
     match = _COMPILED.fullmatch(path)
     return f"{match['folder']}{match['module']}.py" if match else None

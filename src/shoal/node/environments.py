@@ -16,7 +16,6 @@ from shoal.image import debian, environment
 from shoal.image.apt import read_apt_settings
 from shoal.image.debian import DebianSpec
 from shoal.image.environment import EnvironmentSpec
-from shoal.image.interpreter import Interpreters
 from shoal.image.manifest import Manifest, Meta
 from shoal.node.interface import CommandRequest, CreateRequest
 from shoal.node.local import LocalNode
@@ -54,7 +53,7 @@ class Builds:
     async def environment(self, spec: EnvironmentSpec) -> Layer:
         """The layer with these packages, found or built. Errors as `image.environment.build`."""
         node = self._node
-        interpreter = await asyncio.to_thread(Interpreters(os.environ).find, spec.python)
+        interpreter = await asyncio.to_thread(node.interpreter, spec.python)
         base = await node.image("host")
         return await environment.build(spec, node.store, base, interpreter, node.index, self._builder)
 

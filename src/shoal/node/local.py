@@ -89,18 +89,19 @@ class LocalNode:
         spec = BoxSpec(
             id=id,
             hostname="sandbox",
-            layers=(*layers, *image.layers),
+            layers=tuple(layer for layer in (*layers, *image.layers) if layer.format != "stack"),
             profile=profile,
             network="isolated" if network is None else "filtered",
         )
-        self._holds.take(spec.layers)
+        held = (*layers, *image.layers)
+        self._holds.take(held)
         try:
             box = await self.tier.create(spec, self._ended)
         except BaseException:
-            self._holds.give(spec.layers)
+            self._holds.give(held)
             raise
         if id in self._gone:  # its init died before we were told that it lives
-            self._holds.give(spec.layers)
+            self._holds.give(held)
             raise SandboxGone(id, self._gone[id])
         info = SandboxInfo(
             id=id,
@@ -114,7 +115,7 @@ class LocalNode:
             unenforced=self.tier.unenforced,
         )
         sandbox = Sandbox(box, info, request, environment(image, layers), network)
-        sandbox.layers = spec.layers
+        sandbox.layers = held
         self._sandboxes[id] = sandbox
         if network is not None:
             network.start(box.listeners)
@@ -223,7 +224,7 @@ class LocalNode:
         elif not isinstance(item, str):
             raise InvalidRequest(field, f"takes keys of layers, not {item!r}")
         elif item.startswith("python:"):
-            return self._interpreter(item.removeprefix("python:")).layers
+            return self.interpreter(item.removeprefix("python:")).layers
         else:
             try:
                 own = (self.store.get(item),)
@@ -232,7 +233,7 @@ class LocalNode:
         needs = [key for layer in own for key in layer.needs]
         return (*own, *(layer for key in needs for layer in self._layers(key, field)))
 
-    def _interpreter(self, version: str) -> Interpreter:
+    def interpreter(self, version: str) -> Interpreter:
         """Looking through all that are installed takes longer than a create; remembered while it is the same."""
         found, seen = self._found.get(version, (None, 0))
         if found is None or _modified(found.path) != seen:
