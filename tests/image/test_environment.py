@@ -15,7 +15,7 @@ import pytest
 import uv
 
 from shoal.errors import BuildFailed, InvalidRequest, NotFound, Unsupported
-from shoal.image import erofs, tree
+from shoal.image import tree
 from shoal.image.environment import EnvironmentSpec, blame, build, fingerprint, read_spec
 from shoal.image.interpreter import Interpreter, find
 from shoal.image.store import Store
@@ -219,36 +219,100 @@ def test_an_environment_is_built_once_and_works(
     assert len(site.layers) == 1
     assert {layer.digest for layer in layers} == {layers[0].digest}
     layer = layers[0]
-    assert (layer.target, layer.path, layer.env) == ("/", ("/opt/env/bin",), {"VIRTUAL_ENV": "/opt/env"})
-    assert layer.needs == (interpreter.key,)
+    assert (layer.format, layer.path, layer.env) == ("stack", ("/opt/env/bin",), {"VIRTUAL_ENV": "/opt/env"})
+    assert layer.needs[-1] == interpreter.key
     assert [each.digest for each in site.layers[0]][1:] == [each.digest for each in interpreter.layers]
     again = asyncio.run(build(spec, store, _BASE, interpreter, PublicIndex(), site.new_builder))
     assert again == layer
     assert len(site.layers) == 1
-    check_environment(layer, tmp_path)
+    parts = [store.get(key) for key in layer.needs[:-1]]
+    assert len(parts) == 3
+    check_environment(parts, tmp_path)
 
 
-def check_environment(layer: Layer, tmp_path: Path) -> None:
+def check_environment(parts: list[Layer], tmp_path: Path) -> None:
     """It imports from its fixed place, and its compiled files hold: nothing is compiled again."""
-    root = tmp_path / "attached"
-    root.mkdir()
-    mount = (
-        f"mount -t erofs {layer.source} {root}" if layer.format == "erofs" else f"mount --bind {layer.source} {root}"
-    )
-    if layer.format == "erofs":
-        fd = erofs.attach(Path(layer.source))
-        inside = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=fd)
-        assert os.listdir(inside) == ["opt"]
-        os.close(inside)
-        os.close(fd)
+    mounts, folders = [], []
+    for index, part in enumerate(parts):
+        folder = tmp_path / f"part{index}"
+        folder.mkdir()
+        how = "-t erofs" if part.format == "erofs" else "--bind"
+        mounts.append(f"mount {how} {part.source} {folder}")
+        folders.append(str(folder))
+    (tmp_path / "merged").mkdir()
+    mounts.append(f"mount -t overlay overlay -o lowerdir={':'.join(folders)} {tmp_path}/merged")
     script = (
-        f"{mount} && mount --bind {root}/opt /opt && /opt/env/bin/python -v -c "
+        f"{' && '.join(mounts)} && mount --bind {tmp_path}/merged/opt /opt && /opt/env/bin/python -v -c "
         "'import six, markupsafe; print(six.__file__, six.__cached__)'"
     )
     done = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("/opt/env/lib/python3.11/site-packages/six.py")
     assert "/opt/env/lib/python3.11/site-packages/__pycache__/six.cpython-311.pyc matches" in done.stderr
+
+
+@pytest.mark.root
+@pytest.mark.index
+def test_an_unseen_set_of_known_packages_is_put_together_without_a_build(
+    store: Store, site: Site, interpreter: Interpreter
+) -> None:
+    def make(*pins: str) -> Layer:
+        spec = EnvironmentSpec(pins, no_deps=True)
+        return asyncio.run(build(spec, store, _BASE, interpreter, PublicIndex(), site.new_builder))
+
+    both = make("six==1.16.0", "markupsafe==2.1.5")
+    six, iniconfig = make("six==1.16.0"), make("six==1.16.0", "iniconfig==2.0.0")
+    assert len(site.layers) == 2
+    installed = [command for builder in site.builders for command in builder.commands if "install" in command]
+    assert len(installed) == 2
+    assert set(six.needs) < set(both.needs)
+    assert set(six.needs) < set(iniconfig.needs)
+    assert len({both.digest, six.digest, iniconfig.digest}) == 3
+
+
+@pytest.mark.root
+@pytest.mark.index
+def test_open_requirements_are_made_exact_first(store: Store, site: Site, interpreter: Interpreter) -> None:
+    async def make(*requirements: str) -> Layer:
+        spec = EnvironmentSpec(requirements)
+        return await build(spec, store, _BASE, interpreter, PublicIndex(), site.new_builder)
+
+    wide = asyncio.run(make("python-dateutil<2.9", "six<1.17"))
+    exact = asyncio.run(make("python-dateutil==2.8.2", "six==1.16.0"))
+    assert exact.needs == wide.needs
+    assert not any("install" in command for command in site.builders[-1].commands)
+
+
+@pytest.mark.root
+@pytest.mark.index
+def test_a_package_from_source_is_a_part_like_others(store: Store, site: Site, interpreter: Interpreter) -> None:
+    spec = EnvironmentSpec(("docopt==0.6.2",), no_deps=True)  # published as source only
+    layer = asyncio.run(build(spec, store, _BASE, interpreter, PublicIndex(), site.new_builder))
+    assert (layer.format, len(layer.needs)) == ("stack", 3)
+
+
+@pytest.mark.root
+@pytest.mark.index
+def test_what_no_package_brought_keeps_an_environment_whole(
+    store: Store, tmp_path: Path, interpreter: Interpreter
+) -> None:
+    class Untidy(HostBuilder):
+        async def run(self, argv: list[str], *, env: dict[str, str], timeout: float) -> Result:
+            done = await super().run(argv, env=env, timeout=timeout)
+            if "install" in argv:
+                (self._root / "opt/env/lib/python3.11/site-packages/stray.py").write_text("")
+            return done
+
+    @asynccontextmanager
+    async def new_builder(_: Sequence[Layer]) -> AsyncIterator[HostBuilder]:
+        builder = Untidy(tmp_path / "root")
+        yield builder
+        builder.close()
+
+    spec = EnvironmentSpec(("six==1.16.0",), no_deps=True)
+    layer = asyncio.run(build(spec, store, _BASE, interpreter, PublicIndex(), new_builder))
+    assert layer.format in ("erofs", "directory")
+    assert layer.needs == (interpreter.key,)
 
 
 @pytest.mark.root
