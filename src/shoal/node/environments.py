@@ -17,6 +17,7 @@ from shoal.image.apt import read_apt_settings
 from shoal.image.debian import DebianSpec
 from shoal.image.environment import EnvironmentSpec
 from shoal.image.manifest import Manifest, Meta
+from shoal.image.workspace import GitSpec, build_git
 from shoal.node.interface import CommandRequest, CreateRequest
 from shoal.node.local import LocalNode
 from shoal.types import GiB, Layer, NetworkPolicy, Profile, Result
@@ -80,6 +81,10 @@ class Builds:
         settings = await asyncio.to_thread(read_apt_settings)
         record = await debian.build(spec, self._node.store, settings, self._builder)
         return await asyncio.to_thread(self._node.catalog.add, record, name)
+
+    async def repository(self, spec: GitSpec) -> Layer:
+        """A git repository at a commit, without what came later. Errors as `image.workspace.build_git`."""
+        return await build_git(spec, self._node.store, self._builder)
 
     async def directory(self, source: Path, target: str, key: str | None = None) -> Layer:
         """A layer with the tree at `source` below `target`. With `key`, which names the content, it is made once."""
