@@ -16,7 +16,9 @@ from shoal.image import debian, environment
 from shoal.image.apt import read_apt_settings
 from shoal.image.debian import DebianSpec
 from shoal.image.environment import EnvironmentSpec
+from shoal.image.gate import Gate
 from shoal.image.manifest import Manifest, Meta
+from shoal.image.throughput import read_throughput
 from shoal.image.workspace import GitSpec, build_git
 from shoal.node.interface import CommandRequest, CreateRequest
 from shoal.node.local import LocalNode
@@ -50,6 +52,14 @@ class Builds:
 
     def __init__(self, node: LocalNode) -> None:
         self._node = node
+        self._gate: Gate | None = None
+
+    async def gate(self) -> Gate:
+        """What builds pass, one after the other where the disk carries no more."""
+        if self._gate is None:
+            measured = await asyncio.to_thread(read_throughput, self._node.store)
+            self._gate = self._gate or Gate(measured.slots())
+        return self._gate
 
     async def environment(self, spec: EnvironmentSpec) -> Layer:
         """The layer with these packages, found or built. Errors as `image.environment.build`."""
@@ -66,15 +76,16 @@ class Builds:
         request = CreateRequest(
             image=image, layers=tuple(layers), profile=_PROFILE, network=network, ttl=_LIFE, cwd="/"
         )
-        sandbox = (await node.create(request)).id
-        try:
-            upper = os.open("up0", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=node.upper(sandbox))
+        async with (await self.gate()).slot(f"build on {image}"):
+            sandbox = (await node.create(request)).id
             try:
-                yield SandboxBuilder(node, sandbox, upper)
+                upper = os.open("up0", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=node.upper(sandbox))
+                try:
+                    yield SandboxBuilder(node, sandbox, upper)
+                finally:
+                    os.close(upper)
             finally:
-                os.close(upper)
-        finally:
-            await node.kill(sandbox)
+                await node.kill(sandbox)
 
     async def debian(self, spec: DebianSpec, name: str) -> str:
         """Keeps an image of Debian, found or built, under a name; its digest. Errors as `image.debian.build`."""
