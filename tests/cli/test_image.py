@@ -9,6 +9,7 @@ import pytest
 
 from shoal.cli.image import parse_age
 from shoal.errors import InvalidRequest
+from shoal.image.catalog import Catalog, Record
 from shoal.image.manifest import Meta
 from shoal.image.store import Store
 from shoal.types import Layer
@@ -37,13 +38,32 @@ def told(outcome: Outcome) -> str:
 
 def test_layers_are_listed_with_names(home: Path, layer: Layer) -> None:
     Store(home / "store").bind_name("tool:1", layer.digest)
-    text = told(shoal("image", "ls"))
+    text = told(shoal("image", "ls", "--layers"))
     assert layer.digest.removeprefix("sha256:")[:12] in text
     assert "/opt/tool" in text
     assert "tool:1" in text
-    (facts,) = json.loads(told(shoal("image", "ls", "--json")))
+    (facts,) = json.loads(told(shoal("image", "ls", "--layers", "--json")))
     assert (facts["digest"], facts["names"], facts["bytes"]) == (layer.digest, ["tool:1"], 10_000)
     assert json.loads(told(shoal("image", "inspect", "tool:1"))) == facts
+
+
+def test_images_are_listed_inspected_and_forgotten(home: Path, layer: Layer) -> None:
+    store = Store(home / "store")
+    record = Record(layers=(layer.digest,), env={"A": "b"}, source="a test")
+    digest = Catalog(store).add(record, "example.org/team/tool:1")
+    assert "example.org/team/tool:1" in told(shoal("image", "ls"))
+    (facts,) = json.loads(told(shoal("image", "ls", "--json")))
+    assert (facts["digest"], facts["names"], facts["bytes"]) == (digest, ["example.org/team/tool:1"], 10_000)
+    assert json.loads(told(shoal("image", "inspect", "example.org/team/tool:1"))) == facts
+    assert json.loads(told(shoal("image", "gc", "--keep", "0", "--json")))["removed"] == []
+    assert told(shoal("image", "rm", "example.org/team/tool:1")).strip() in digest
+    assert json.loads(told(shoal("image", "ls", "--json"))) == []
+    assert json.loads(told(shoal("image", "gc", "--keep", "0", "--json")))["removed"] == [layer.digest]
+    assert "known: host" in complaint(shoal("run", "--image", "example.org/team/tool:1", "--", "true"))
+
+
+def test_only_debian_is_built_by_name(home: Path) -> None:
+    assert "debian:SUITE" in complaint(shoal("image", "build", "fedora:42"))
 
 
 def test_damage_is_said_and_in_the_exit_code(layer: Layer) -> None:

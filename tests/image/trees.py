@@ -47,7 +47,10 @@ def listing(root: int, prefix: str = "") -> dict[str, tuple[int, object]]:
     """Path to mode and content of everything below an open folder."""
     found: dict[str, tuple[int, object]] = {}
     for name in os.listdir(root):
-        info = os.stat(name, dir_fd=root, follow_symlinks=False)
+        try:
+            info = os.stat(name, dir_fd=root, follow_symlinks=False)
+        except FileNotFoundError:  # overlay lists a whiteout that has nothing to hide, and says that it isn't there
+            continue
         path = f"{prefix}/{name}"
         content: object = info.st_rdev
         if stat.S_ISDIR(info.st_mode):

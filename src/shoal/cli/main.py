@@ -51,7 +51,7 @@ def application() -> typer.Typer:
     app.command()(rollouts)
     app.command()(doctor)
     app.command()(bench)
-    app.add_typer(image(), name="image", help="The layers in this machine's store.")
+    app.add_typer(image(), name="image", help="Images, and the layers in this machine's store.")
     app.add_typer(env(), name="env", help="Environments of Python packages.")
     return app
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from shoal.errors import InvalidRequest
@@ -38,10 +39,21 @@ def capture(upper: int, prefix: bytes, target: Path, limits: Limits | None = Non
 
 def copy(source: int, target: Path, limits: Limits | None = None) -> Size:
     """Copy the open folder `source` to `target`, which must not exist yet."""
+    return write(tree.walk(source, limits), source, target)
+
+
+def write(
+    entries: Iterable[Entry], source: int, target: Path, limits: Limits | None = None, drop: Collection[str] = ()
+) -> Size:
+    """Write entries, folders before what they hold, to `target`, which must not exist yet.
+
+    `source`: the open folder whose attributes the root gets. `drop`: extended attributes that are left out.
+    InvalidRequest past `limits`.
+    """
     target.mkdir(0o700)
     root = tree.open_directory(target)
     try:
-        return _Copy(root).run(source, limits)
+        return _Copy(root, drop).run(tree.bounded(entries, limits), source)
     finally:
         os.close(root)
 
@@ -49,21 +61,22 @@ def copy(source: int, target: Path, limits: Limits | None = None) -> Size:
 class _Copy:
     """One copy under way, to the open folder `root`."""
 
-    def __init__(self, root: int) -> None:
+    def __init__(self, root: int, drop: Collection[str]) -> None:
         self._root = root
+        self._drop = drop
         self._links: dict[tuple[int, int], bytes] = {}
         self._folders: list[tuple[bytes, os.stat_result]] = []
 
-    def run(self, source: int, limits: Limits | None) -> Size:
+    def run(self, found: Iterable[Entry], source: int) -> Size:
         size, entries = 0, 0
-        _set_attributes(source, self._root)
-        for entry in tree.walk(source, limits):
+        self._set_attributes(source, self._root)
+        for entry in found:
             self._make(entry)
             size += entry.apparent
             entries += 1
         # Last and from below: a folder's mode may forbid writing, and each entry made in it changes its time.
-        for path, found in reversed(self._folders):
-            self._finish(path, found)
+        for path, seen in reversed(self._folders):
+            self._finish(path, seen)
         self._finish(b".", os.fstat(source))
         return Size(size, entries)
 
@@ -91,7 +104,7 @@ class _Copy:
         made = os.open(entry.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._root)
         try:
             with tree.opened(entry) as folder:
-                _set_attributes(folder, made)
+                self._set_attributes(folder, made)
         finally:
             os.close(made)
 
@@ -105,7 +118,7 @@ class _Copy:
             made = os.open(entry.path, flags, 0o600, dir_fd=self._root)
             try:
                 _copy_bytes(file, made, entry.stat.st_size)
-                _set_attributes(file, made)
+                self._set_attributes(file, made)
             finally:
                 os.close(made)
         self._finish(entry.path, entry.stat)
@@ -121,10 +134,10 @@ class _Copy:
         times = (found.st_mtime_ns, found.st_mtime_ns)
         os.utime(path, ns=times, dir_fd=self._root, follow_symlinks=False)
 
-
-def _set_attributes(source: int, target: int) -> None:
-    for name, value in tree.kept_attributes(source).items():
-        os.setxattr(target, name, value)
+    def _set_attributes(self, source: int, target: int) -> None:
+        for name, value in tree.kept_attributes(source).items():
+            if os.fsdecode(name) not in self._drop:
+                os.setxattr(target, name, value)
 
 
 def _copy_bytes(source: int, target: int, size: int) -> None:

@@ -60,6 +60,16 @@ class DebianSpec(Struct, frozen=True):
     """Beyond the essential ones and apt; `name` or `name=version`."""
 
 
+def spec_of(name: str, packages: tuple[str, ...] = ()) -> DebianSpec:
+    """Of "debian:bookworm", "debian" or "shoal-base". InvalidRequest for another name."""
+    if name == "shoal-base":
+        return DebianSpec(packages=(*REFERENCE_PACKAGES, *packages))
+    distribution, _, suite = name.partition(":")
+    if distribution != "debian":
+        raise InvalidRequest("image", f"what is built here is debian:SUITE or shoal-base, not {name!r}")
+    return DebianSpec(suite or DebianSpec().suite, packages)
+
+
 NewMirrorBuilder = Callable[[Sequence[Layer], NetworkPolicy], AbstractAsyncContextManager[Builder]]
 """Makes a sandbox on the image `host` with these layers and this network."""
 

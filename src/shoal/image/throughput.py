@@ -18,10 +18,10 @@ from shoal.types import MiB
 _FILE: Final = "throughput-v1.json"
 _STREAMS: Final = 4
 _PIECE: Final = 1 * MiB
-_SECONDS: Final = 1.0
+_SECONDS: Final = 0.5
 PER_TASK: Final = 75.0 * MiB
 """Bytes a second that one build, fetch or unpacking writes: of a tar with 22,000 files here."""
-_MOST: Final = 1024 * MiB
+_MOST: Final = 256 * MiB
 """Written at the most, however fast it is."""
 _ROOM: Final = 2 * _MOST
 
@@ -46,7 +46,7 @@ class Throughput(Struct, frozen=True):
 
 
 def read_throughput(store: Store, *, anew: bool = False) -> Throughput:
-    """What was measured for the store's disk; measured now (about a second) if never, elsewhere, or `anew`."""
+    """What was measured for the store's disk; measured now (about half a second) if never, elsewhere, or `anew`."""
     file = store.root / _FILE
     if not anew:
         try:

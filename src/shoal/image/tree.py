@@ -17,7 +17,7 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from msgspec import Struct
@@ -117,9 +117,14 @@ def walk(root: int, limits: Limits | None = None) -> Iterator[Entry]:
 
     An entry's `parent` is open only until the next one is asked for. InvalidRequest past the limits.
     """
+    return bounded(_descend(root, b"", limits or Limits()), limits)
+
+
+def bounded(found: Iterable[Entry], limits: Limits | None = None) -> Iterator[Entry]:
+    """The same entries, while they are not too many and not too large together."""
     limits = limits or Limits()
     size = 0
-    for entries, entry in enumerate(_descend(root, b"", limits), start=1):
+    for entries, entry in enumerate(found, start=1):
         size += entry.apparent
         if size > limits.bytes or entries > limits.entries:
             most = f"{limits.bytes:,} bytes and {limits.entries:,} entries"
