@@ -25,10 +25,10 @@ static struct command *find(uint32_t id) {
     return NULL;
 }
 
-static void adopt(uint32_t id, const struct child *child, const struct request *q, uint64_t started, uint32_t oom_before) {
+static void adopt(uint32_t id, const struct child *child, const struct request *q, uint64_t started, struct counts before) {
     struct command *c = allocate(sizeof *c);
     uint32_t window = q->window;
-    *c = (struct command){.id = id, .child = *child, .started = started, .oom_before = oom_before, .next = self.commands};
+    *c = (struct command){.id = id, .child = *child, .started = started, .before = before, .next = self.commands};
     c->input = (struct source){.kind = INPUT, .command = c};
     c->starting = (struct source){.kind = STARTED, .command = c};
     c->report_pid = q->flags & REPORT_PID;
@@ -57,13 +57,13 @@ static void start(const struct frame *f, const uint8_t *payload, bool file) {
     enum spawn_step step = STEP_REQUEST;
     finish_letting_go();
     uint64_t started = now_ns();
-    uint32_t oom_before = oom_kills(&self.in);
+    struct counts before = {oom_kills(&self.in), refused_processes(&self.in)};
     int error = !request_decode(&q, f, payload, file) ? EBADMSG : self.count >= COMMANDS_MAX ? EAGAIN : 0;
     if (!error) error = spawn(&self.in, &q, &child, &step);
     if (error) {
         send_pair(FRAME_REFUSED, f->id, (uint32_t)error, step);
     } else {
-        adopt(f->id, &child, &q, started, oom_before);
+        adopt(f->id, &child, &q, started, before);
     }
     request_free(&q);
 }
@@ -93,6 +93,7 @@ static void take_input(struct command *c, const uint8_t *payload, size_t length)
 static void take_signal(struct command *c, const uint8_t *payload, size_t length) {
     if (length != 8 || c->ended) return;
     int signal = (int)get_u32(payload);
+    c->killed |= signal == SIGKILL;
     if (get_u32(payload + 4)) kill_tree(&c->child, signal);
     else kill(-c->child.pid, signal);
 }
@@ -151,6 +152,18 @@ static void receive(void) {
 
 /* ---- deaths ---------------------------------------------------------------------------------- */
 
+/* The kernel counts OOM kills for the whole sandbox. One of them was of this command, if it or, by a shell's word, its
+ * child died of SIGKILL and not by the node: that one is not counted for those that run beside it. A kill which nobody
+ * can be told to have suffered counts for all that ran then. */
+static void claim_oom_kills(struct command *c) {
+    uint32_t total = oom_kills(&self.in);
+    c->oom_kills = total - c->before.oom_kills;
+    bool killed = WIFSIGNALED(c->status) ? WTERMSIG(c->status) == SIGKILL : WEXITSTATUS(c->status) == 128 + SIGKILL;
+    if (!c->oom_kills || !killed || c->killed) return;
+    for (struct command *other = self.commands; other; other = other->next)
+        if (!other->ended && other->before.oom_kills < total) other->before.oom_kills++;
+}
+
 static void command_ended(struct command *c, int status, const struct rusage *usage) {
     learn_start(c);
     c->ended = true;
@@ -159,6 +172,8 @@ static void command_ended(struct command *c, int status, const struct rusage *us
     c->duration = now_ns() - c->started;
     struct timeval u = usage->ru_utime, k = usage->ru_stime;
     c->cpu = c->child.group ? cgroup_cpu_usec(c->child.group) : (uint64_t)(u.tv_sec + k.tv_sec) * 1000000u + (uint64_t)(u.tv_usec + k.tv_usec);
+    claim_oom_kills(c);
+    c->refused_processes = status ? refused_processes(&self.in) - c->before.refused_processes : 0;
     close_input(c);
     for (int i = 0; i < 2; i++) {
         int waiting = 0;
@@ -250,8 +265,8 @@ static void report_failure(const struct setup *s, int error) {
 
 /* Moves the descriptors that PID 1 needs out of the way and closes the spawner's, which we have copies of. */
 static void keep_only(struct inside *in) {
-    int *wanted[5 + 8] = {&in->channel, &in->commands_dir, &in->oom_events, &in->null, &in->terminals};
-    size_t count = 5;
+    int *wanted[6 + 8] = {&in->channel, &in->commands_dir, &in->oom_events, &in->process_events, &in->null, &in->terminals};
+    size_t count = 6;
     for (size_t i = 0; i < in->join_count; i++) wanted[count++] = &in->join[i];
     enum { ASIDE = 64 }; /* above those that we end with */
     for (size_t i = 0; i < count; i++)
