@@ -12,6 +12,7 @@
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -280,6 +281,9 @@ static void keep_only(struct inside *in) {
 
 _Noreturn void init_main(struct setup *s) {
     prctl(PR_SET_NAME, "shoal-init");
+    const struct inside *planned = &s->inside;
+    /* No limit, which the quota is: where the kernel refuses, since a processor has gone, all of them will do. */
+    if (planned->processors) syscall(SYS_sched_setaffinity, 0, planned->processors_length, planned->processors);
     int error = setup_run(s);
     /* After the last change of credentials, which would undo it. From here on nobody inside can trace us or look into
      * our memory, descriptors or root: we never exec, so our memory belongs to the host's user namespace. */

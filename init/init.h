@@ -57,6 +57,8 @@ struct inside {
     int terminals;         /* the root of its devpts, for the same reason */
     uint64_t open_files;   /* RLIMIT_NOFILE of commands */
     uint64_t processes;    /* RLIMIT_NPROC of commands, counted in the sandbox's user namespace; 0 where a cgroup does it */
+    const char *processors; /* the mask of those that it runs on, in the plan; NULL for all */
+    size_t processors_length;
     pid_t letting_go;      /* takes the spawner's tree away; 0 when that is done */
 };
 

@@ -154,10 +154,9 @@ int op_seccomp(struct setup *s) {
     return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program) ? errno : 0;
 }
 
-/* The processors that we and every command run on. A command may widen that again; its quota holds all the same. */
+/* For the sandbox that the plan goes on to make: init runs on these, and so does all that it starts. A command may widen
+ * that again; its quota holds all the same. */
 int op_affinity(struct setup *s) {
-    size_t length;
-    const char *mask = read_bytes(&s->plan, &length);
-    if (s->plan.bad) return EBADMSG;
-    return syscall(SYS_sched_setaffinity, 0, length, mask) < 0 ? errno : 0;
+    s->inside.processors = read_bytes(&s->plan, &s->inside.processors_length);
+    return s->plan.bad ? EBADMSG : 0;
 }

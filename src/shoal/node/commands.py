@@ -175,7 +175,6 @@ class Command:
             verdict=_VERDICTS[limit],
         )
 
-
     def _blame(self, end: Exit) -> Limit | None:
         """Of one that failed by itself: what the kernel refused it. That of the disk is a judgement: none is left."""
         if end.oom_kills:

@@ -11,7 +11,6 @@ from msgspec import Struct
 
 from shoal.sandbox.machine import PROC_FILES, PROC_FOLDER
 from shoal.sandbox.plan import HOST_MOUNTS, HOST_NETWORK, NONE, NULL_DEVICE, OWN_MOUNTS, Plan
-from shoal.sandbox.processors import as_mask
 from shoal.sandbox.slots import IDS
 
 RDONLY, NOSUID, NODEV, NOEXEC, _NOATIME = 1, 2, 4, 8, 16
@@ -94,8 +93,6 @@ class Parts(Struct, frozen=True, kw_only=True):
     """Limit by the kernel's count of the sandbox's root; 0 where a cgroup limits them."""
     sys: int
     """Kept descriptor of the /sys tree, which has the files for /proc too."""
-    processors: tuple[int, ...]
-    """Of the machine, that it runs on; empty for all."""
     devices: Devices
     accounting: Accounting
     seccomp: bytes
@@ -122,8 +119,6 @@ def compose(plan: Plan, parts: Parts) -> None:
         _CHANNEL,
         group,
     )
-    if parts.processors:
-        plan.add("affinity", as_mask(parts.processors))
     plan.extend(_inside(_shape(parts)))
 
 

@@ -1,4 +1,4 @@
-"""The machine as a sandbox sees it: a small /sys, and files of /proc that show its limits and nothing of the host's load.
+"""The machine as a sandbox sees it: a small /sys, and files of /proc that show its limits and nothing of the host.
 
 Programs size themselves by these (libc, OpenMP, the JVM, allocators, test runners). Each tree is made once for all
 sandboxes with the same numbers, so what it says is what a sandbox has at its start.

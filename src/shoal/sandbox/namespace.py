@@ -24,7 +24,7 @@ from shoal.sandbox.leftovers import claim, sweep
 from shoal.sandbox.machine import fill, processors
 from shoal.sandbox.mill import Mill
 from shoal.sandbox.plan import Plan
-from shoal.sandbox.processors import Processors
+from shoal.sandbox.processors import Processors, as_mask
 from shoal.sandbox.room import Rooms
 from shoal.sandbox.seccomp import compile_filter
 from shoal.sandbox.shard import Seat, Shard
@@ -239,14 +239,25 @@ class NamespaceTier:
             await self._draft(kind, spec, shard, seat)
         assert seat.draft is not None
         shard.prepare = functools.partial(self._draft, kind, spec, shard)
-        await box.launch(seat.draft[1], self._limits(spec))
+        await box.launch(self._placed(seat.draft[1], spec, shard, seat), self._limits(spec))
 
     async def _launch_on_disk(self, box: NamespaceBox, spec: BoxSpec, shard: Shard, seat: Seat) -> None:
         upper = await make_upper(self._disk, spec.profile.disk, spec.profile.inode_limit)
         try:
-            await box.launch(await self._plan(spec, shard, seat, upper.device), self._limits(spec))
+            plan = await self._plan(spec, shard, seat, upper.device)
+            await box.launch(self._placed(plan, spec, shard, seat), self._limits(spec))
         finally:
             upper.close()
+
+    def _placed(self, plan: Plan, spec: BoxSpec, shard: Shard, seat: Seat) -> Plan:
+        """The plan on processors that are chosen now, when it is known how many sandboxes are on each."""
+        chosen = shard.spread(seat, processors(spec.profile, self._processors.count))
+        if not chosen:
+            return plan
+        placed = Plan()
+        placed.add("affinity", as_mask(chosen))
+        placed.extend(plan)
+        return placed
 
     async def _draft(self, kind: object, spec: BoxSpec, shard: Shard, seat: Seat) -> None:
         seat.draft = (kind, await self._plan(spec, shard, seat))
@@ -286,7 +297,6 @@ class NamespaceTier:
                 open_files=spec.profile.open_files,
                 processes=spec.profile.processes if "processes" in self.cgroups.unenforced else 0,
                 sys=keys[shown.digest],
-                processors=shard.spread(seat, count),
                 devices=self._devices.get(id(shard), Devices()),
                 accounting=shard.accounting(seat),
                 seccomp=self._seccomp,

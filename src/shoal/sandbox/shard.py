@@ -46,7 +46,7 @@ class Seat(Struct):
     draft: tuple[object, Plan] | None = None
     """A plan written ahead for a sandbox like the last one, and what it is for."""
     processors: tuple[int, ...] = ()
-    """Of the machine, that its sandbox runs on; empty for all."""
+    """Of the machine, that its live sandbox runs on; empty for all."""
 
 
 class Shard:
@@ -190,8 +190,7 @@ class Shard:
         return found
 
     async def add_tree(self, digest: str, fill: Callable[[int], None]) -> Layer:
-        """A small tree in memory, read-only once `fill` has written it through the descriptor it is given. Made once.
-        """
+        """A small tree in memory, made once; read-only when `fill` has written it by the descriptor it is given."""
         async with self._base_lock:
             if digest not in self._bases:
                 self._bases[digest] = await self._make_tree(fill)
