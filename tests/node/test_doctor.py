@@ -178,6 +178,16 @@ def test_erofs_from_a_file_depends_on_the_file_system(here: dict[str, Any]) -> N
 
 
 @pytest.mark.root
+def test_root_is_told_from_where_files_go_to_disk(here: dict[str, Any]) -> None:
+    finding = here["by_id"]["storage.uppers"]
+    if not os.access("/dev/loop-control", os.W_OK):
+        assert (finding["status"], "loop devices" in finding["detail"]) == ("absent", True)
+    else:
+        assert finding["status"] == "ok"
+        assert "for a disk above" in finding["detail"]
+
+
+@pytest.mark.root
 def test_root_enforces_limits_where_controllers_are(here: dict[str, Any]) -> None:
     names = set(here["tier"]["namespace"]["unenforced"])
     for controller, field in (("memory", "memory"), ("cpu", "cpu")):

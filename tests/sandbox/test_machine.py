@@ -52,6 +52,16 @@ def test_sys_has_the_processors_of_the_limit(three: Path) -> None:
     assert (three / CPUS / "cpu2/topology/core_siblings").read_text() == "7\n"
 
 
+def test_a_large_machine_takes_little_memory(tmp_path: Path) -> None:
+    """Each file takes a page of a small tmpfs."""
+    with opened(tmp_path / "sys") as root:
+        fill(root, 256, GiB)
+    files = [path.stat() for path in (tmp_path / "sys").rglob("*") if path.is_file()]
+    assert len(files) > 256 * 10
+    pages = {file.st_ino: -(-file.st_size // 4096) for file in files}
+    assert sum(pages.values()) * 4096 < 6 * MiB
+
+
 def test_masks_of_many_processors_are_in_words(tmp_path: Path) -> None:
     with opened(tmp_path / "sys") as root:
         fill_sys(root, 40)

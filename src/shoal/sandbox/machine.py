@@ -6,10 +6,10 @@ sandboxes with the same numbers, so what it says is what a sandbox has at its st
 
 from __future__ import annotations
 
-import contextlib
 import math
+import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -52,15 +52,24 @@ def fill(root: int, count: int, memory: int) -> None:
     fill_proc(root, count, memory)
 
 
+def _write(root: int, files: Iterable[tuple[str, bytes]]) -> None:
+    """What is the same is written once and linked: most files of most processors are, and each takes a page."""
+    written: dict[bytes, str] = {}
+    for path, data in files:
+        if (first := written.setdefault(data, path)) == path:
+            write_file(root, path, data)
+        else:
+            make_folders(root, path.rpartition("/")[0])
+            os.link(first, path, src_dir_fd=root, dst_dir_fd=root)
+
+
 def fill_sys(root: int, count: int, source: Path = Path("/sys")) -> None:
     """The harmless part of a /sys with `count` processors."""
     for folder in _SYS_FOLDERS:
         make_folders(root, folder)
-    for path in _COPIED:
-        with contextlib.suppress(OSError):
-            write_file(root, path, (source / path).read_bytes())
-    for path, text in _processors(count, source / "devices/system/cpu/cpu0/cache"):
-        write_file(root, f"devices/system/{path}", f"{text}\n".encode())
+    copied = [(path, (source / path).read_bytes()) for path in _COPIED if (source / path).is_file()]
+    numbers = _processors(count, source / "devices/system/cpu/cpu0/cache")
+    _write(root, [*copied, *((f"devices/system/{path}", f"{text}\n".encode()) for path, text in numbers)])
 
 
 def _processors(count: int, caches: Path) -> Iterator[tuple[str, str]]:
@@ -114,8 +123,7 @@ def _mask(members: range) -> str:
 
 def fill_proc(root: int, count: int, memory: int, source: Path = Path("/proc")) -> None:
     """`PROC_FILES` of a machine with `count` processors and `memory` bytes."""
-    for name in PROC_FILES:
-        write_file(root, f"{PROC_FOLDER}/{name}", _WRITERS[name](source, count, memory).encode())
+    _write(root, ((f"{PROC_FOLDER}/{name}", _WRITERS[name](source, count, memory).encode()) for name in PROC_FILES))
 
 
 def _meminfo(source: Path, _count: int, memory: int) -> str:

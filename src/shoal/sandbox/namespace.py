@@ -275,7 +275,7 @@ class NamespaceTier:
         by_target["/"].append(self._points_layer(targets))
         ordered = [layer for target in targets for layer in by_target[target]]
         count, memory = processors(spec.profile, self._processors.count), spec.profile.memory
-        shown = await shard.add_tree(f"tree:sys:{count}:{memory}", lambda root: fill(root, count, memory))
+        shown = await shard.add_tree(f"machine:{count}:{memory}", lambda root: fill(root, count, memory))
         needed = (*ordered, shown)
         found = await shard.layer_keys(seat, needed)
         keys = {layer.digest: key for layer, key in zip(needed, found, strict=True)}

@@ -194,6 +194,8 @@ class Shard:
         async with self._base_lock:
             if digest not in self._bases:
                 self._bases[digest] = await self._make_tree(fill)
+            self._bases.move_to_end(digest)
+            self._forget_bases()
         return Layer(digest=digest, source="")
 
     async def _make_tree(self, fill: Callable[[int], None]) -> int:
