@@ -69,7 +69,7 @@ def test_who_may_use_every_processor_sees_every_one() -> None:
 def test_the_numbers_cannot_be_changed_or_taken_away(small: shoal.Sandbox, user: str) -> None:
     attempts = """
     echo x > /proc/meminfo; umount /proc/meminfo; mount --bind /etc/hosts /proc/meminfo; rm -f /proc/cpuinfo
-    mount -t proc proc /tmp; mv /proc/stat /tmp/; echo x > /sys/kernel/shoal/meminfo; rm -f /sys/kernel/shoal/meminfo
+    mount -t proc proc /tmp; mv /proc/stat /tmp/; echo x > /sys/kernel/limits/meminfo; rm -f /sys/kernel/limits/meminfo
     """
     if user == "user" and small.commands.run("id user").exit_code != 0:
         pytest.skip("this tier has one user only; see `shoal doctor`")
@@ -311,22 +311,22 @@ def watched() -> Iterator[list[float]]:
 
 
 @pytest.mark.parametrize(
-    "nuisance",
+    ("nuisance", "seconds"),
     [
-        ":(){ :|:& };:; sleep 60",
-        "while :; do python3 -c 'x = bytearray(1 << 30); x[::4096] = b\"x\" * len(x[::4096])'; done",
-        "yes",
-        "while :; do head -c 100M /dev/zero > /tmp/x; rm /tmp/x; done",
+        (":(){ :|:& };:; sleep 60", 5),
+        ("while :; do python3 -c 'x = bytearray(1 << 30); x[::4096] = b\"x\" * len(x[::4096])'; done", 3),
+        ("yes", 3),
+        ("while :; do head -c 100M /dev/zero > /tmp/x; rm /tmp/x; done", 3),
     ],
     ids=["fork bomb", "memory hog", "yes", "disk"],
 )
-def test_t14_a_neighbour_is_served(nuisance: str) -> None:
+def test_t14_a_neighbour_is_served(nuisance: str, seconds: int) -> None:
     profile = Profile(cpu=2, memory=64 * MiB, disk=32 * MiB, processes=128)
     with shoal.Sandbox.create(profile=profile) as box:
         with watched() as waits:
             start = time.monotonic()
-            result = box.commands.run(nuisance, timeout=5)
-            assert time.monotonic() - start < 7 + max(waits, default=0)
+            result = box.commands.run(nuisance, timeout=seconds)
+            assert time.monotonic() - start < seconds + 2
         assert result.limit == "timeout"
         assert len(waits) >= 5
         assert sorted(waits)[int(len(waits) * 0.99)] < 1

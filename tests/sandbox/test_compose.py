@@ -123,7 +123,7 @@ def test_mounts_below_the_root_come_after_it_and_proc_after_them() -> None:
 
 def test_files_of_proc_are_covered_before_anybody_could_look() -> None:
     plan = composed(PARTS)
-    assert arguments(plan, "bind") == [(4, "sys/kernel/shoal", "proc", PROC_FILES)]
+    assert arguments(plan, "bind") == [(4, "sys/kernel/limits", "proc", PROC_FILES)]
     assert before(plan, "attach", "pivot")
     order = names(plan)
     assert order.index("clone") < order.index("bind") < order.index("pivot")

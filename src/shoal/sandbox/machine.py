@@ -16,7 +16,7 @@ from typing import Final
 from shoal.sandbox.trees import make_folders, write_file
 from shoal.types import KiB, Profile
 
-PROC_FOLDER: Final = "kernel/shoal"
+PROC_FOLDER: Final = "kernel/limits"
 """Where in /sys the files for /proc lie: they are bound from there, which is by far the cheapest way."""
 PROC_FILES: Final = ("meminfo", "cpuinfo", "stat", "loadavg", "vmstat", "diskstats", "swaps")
 """What covers those of a new /proc. /proc/uptime stays: `ps` reckons the age of processes by it."""
