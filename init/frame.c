@@ -1,6 +1,7 @@
 /* Layout, little-endian:  u32 length | u8 kind | u8 stream | u16 zero | u32 id | u32 number | payload
  *
- * EXIT payload: i32 wait status | u32 oom kills | u64 duration ns | u64 cpu us | u64 peak memory bytes */
+ * EXIT payload: i32 wait status | u32 oom kills | u64 duration ns | u64 cpu us | u64 peak memory bytes | u32 processes
+ * refused */
 #include "frame.h"
 
 void put_u32(uint8_t *to, uint32_t value) {

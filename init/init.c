@@ -12,6 +12,7 @@
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -25,10 +26,10 @@ static struct command *find(uint32_t id) {
     return NULL;
 }
 
-static void adopt(uint32_t id, const struct child *child, const struct request *q, uint64_t started, uint32_t oom_before) {
+static void adopt(uint32_t id, const struct child *child, const struct request *q, uint64_t started, struct counts before) {
     struct command *c = allocate(sizeof *c);
     uint32_t window = q->window;
-    *c = (struct command){.id = id, .child = *child, .started = started, .oom_before = oom_before, .next = self.commands};
+    *c = (struct command){.id = id, .child = *child, .started = started, .before = before, .next = self.commands};
     c->input = (struct source){.kind = INPUT, .command = c};
     c->starting = (struct source){.kind = STARTED, .command = c};
     c->report_pid = q->flags & REPORT_PID;
@@ -57,13 +58,13 @@ static void start(const struct frame *f, const uint8_t *payload, bool file) {
     enum spawn_step step = STEP_REQUEST;
     finish_letting_go();
     uint64_t started = now_ns();
-    uint32_t oom_before = oom_kills(&self.in);
+    struct counts before = {oom_kills(&self.in), refused_processes(&self.in)};
     int error = !request_decode(&q, f, payload, file) ? EBADMSG : self.count >= COMMANDS_MAX ? EAGAIN : 0;
     if (!error) error = spawn(&self.in, &q, &child, &step);
     if (error) {
         send_pair(FRAME_REFUSED, f->id, (uint32_t)error, step);
     } else {
-        adopt(f->id, &child, &q, started, oom_before);
+        adopt(f->id, &child, &q, started, before);
     }
     request_free(&q);
 }
@@ -93,6 +94,7 @@ static void take_input(struct command *c, const uint8_t *payload, size_t length)
 static void take_signal(struct command *c, const uint8_t *payload, size_t length) {
     if (length != 8 || c->ended) return;
     int signal = (int)get_u32(payload);
+    c->killed |= signal == SIGKILL;
     if (get_u32(payload + 4)) kill_tree(&c->child, signal);
     else kill(-c->child.pid, signal);
 }
@@ -151,6 +153,18 @@ static void receive(void) {
 
 /* ---- deaths ---------------------------------------------------------------------------------- */
 
+/* The kernel counts OOM kills for the whole sandbox. One of them was of this command, if it or, by a shell's word, its
+ * child died of SIGKILL and not by the node: that one is not counted for those that run beside it. A kill which nobody
+ * can be told to have suffered counts for all that ran then. */
+static void claim_oom_kills(struct command *c) {
+    uint32_t total = oom_kills(&self.in);
+    c->oom_kills = total - c->before.oom_kills;
+    bool killed = WIFSIGNALED(c->status) ? WTERMSIG(c->status) == SIGKILL : WEXITSTATUS(c->status) == 128 + SIGKILL;
+    if (!c->oom_kills || !killed || c->killed) return;
+    for (struct command *other = self.commands; other; other = other->next)
+        if (!other->ended && other->before.oom_kills < total) other->before.oom_kills++;
+}
+
 static void command_ended(struct command *c, int status, const struct rusage *usage) {
     learn_start(c);
     c->ended = true;
@@ -159,6 +173,8 @@ static void command_ended(struct command *c, int status, const struct rusage *us
     c->duration = now_ns() - c->started;
     struct timeval u = usage->ru_utime, k = usage->ru_stime;
     c->cpu = c->child.group ? cgroup_cpu_usec(c->child.group) : (uint64_t)(u.tv_sec + k.tv_sec) * 1000000u + (uint64_t)(u.tv_usec + k.tv_usec);
+    claim_oom_kills(c);
+    c->refused_processes = status ? refused_processes(&self.in) - c->before.refused_processes : 0;
     close_input(c);
     for (int i = 0; i < 2; i++) {
         int waiting = 0;
@@ -250,8 +266,8 @@ static void report_failure(const struct setup *s, int error) {
 
 /* Moves the descriptors that PID 1 needs out of the way and closes the spawner's, which we have copies of. */
 static void keep_only(struct inside *in) {
-    int *wanted[5 + 8] = {&in->channel, &in->commands_dir, &in->oom_events, &in->null, &in->terminals};
-    size_t count = 5;
+    int *wanted[6 + 8] = {&in->channel, &in->commands_dir, &in->oom_events, &in->process_events, &in->null, &in->terminals};
+    size_t count = 6;
     for (size_t i = 0; i < in->join_count; i++) wanted[count++] = &in->join[i];
     enum { ASIDE = 64 }; /* above those that we end with */
     for (size_t i = 0; i < count; i++)
@@ -265,6 +281,9 @@ static void keep_only(struct inside *in) {
 
 _Noreturn void init_main(struct setup *s) {
     prctl(PR_SET_NAME, "shoal-init");
+    const struct inside *planned = &s->inside;
+    /* No limit, which the quota is: where the kernel refuses, since a processor has gone, all of them will do. */
+    if (planned->processors) syscall(SYS_sched_setaffinity, 0, planned->processors_length, planned->processors);
     int error = setup_run(s);
     /* After the last change of credentials, which would undo it. From here on nobody inside can trace us or look into
      * our memory, descriptors or root: we never exec, so our memory belongs to the host's user namespace. */

@@ -52,10 +52,13 @@ struct inside {
     int join[8];           /* `tasks` or `cgroup.procs` files that a command writes itself into */
     size_t join_count;
     int oom_events;        /* memory.oom_control or memory.events, or -1 */
+    int process_events;    /* pids.events, or -1 */
     int null;              /* the host's /dev/null: the one inside is the sandbox's to replace by a FIFO */
     int terminals;         /* the root of its devpts, for the same reason */
     uint64_t open_files;   /* RLIMIT_NOFILE of commands */
     uint64_t processes;    /* RLIMIT_NPROC of commands, counted in the sandbox's user namespace; 0 where a cgroup does it */
+    const char *processors; /* the mask of those that it runs on, in the plan; NULL for all */
+    size_t processors_length;
     pid_t letting_go;      /* takes the spawner's tree away; 0 when that is done */
 };
 
@@ -122,6 +125,7 @@ void kill_tree(const struct child *c, int signal);
 uint64_t cgroup_cpu_usec(struct cgroup_slot *g);
 void cgroup_release(struct child *c);
 uint32_t oom_kills(const struct inside *in);
+uint32_t refused_processes(const struct inside *in);
 
 /* ---- files.c --------------------------------------------------------------------------------- */
 

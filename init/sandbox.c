@@ -108,12 +108,13 @@ int op_rlimit(struct setup *s) {
     return s->plan.bad ? EBADMSG : setrlimit(resource, &limit) ? errno : 0;
 }
 
-/* How commands are accounted for: the unified directory, where OOM kills are counted, the files to join; and what init
- * must not look up by a path, since the sandbox may change what is there. */
+/* How commands are accounted for: the unified directory, where OOM kills and refused processes are counted, the files to
+ * join; and what init must not look up by a path, since the sandbox may change what is there. */
 int op_commands(struct setup *s) {
-    int commands = read_fd(s), events = read_fd(s);
+    int commands = read_fd(s), events = read_fd(s), refusals = read_fd(s);
     s->inside.commands_dir = commands == AT_FDCWD ? -1 : commands;
     s->inside.oom_events = events == AT_FDCWD ? -1 : events;
+    s->inside.process_events = refusals == AT_FDCWD ? -1 : refusals;
     s->inside.null = read_fd(s);
     s->inside.terminals = read_fd(s);
     s->inside.open_files = (uint64_t)read_int(&s->plan);
@@ -151,4 +152,11 @@ int op_seccomp(struct setup *s) {
     /* Only the kernel looks at it, and copies it first: it need not be aligned. */
     struct sock_fprog program = {(unsigned short)(length / sizeof(struct sock_filter)), (void *)bytes};
     return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program) ? errno : 0;
+}
+
+/* For the sandbox that the plan goes on to make: init runs on these, and so does all that it starts. A command may widen
+ * that again; its quota holds all the same. */
+int op_affinity(struct setup *s) {
+    s->inside.processors = read_bytes(&s->plan, &s->inside.processors_length);
+    return s->plan.bad ? EBADMSG : 0;
 }

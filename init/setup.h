@@ -40,5 +40,7 @@ int op_rlimit(struct setup *s);
 int op_commands(struct setup *s);
 int op_capabilities(struct setup *s);
 int op_seccomp(struct setup *s);
+int op_affinity(struct setup *s);
+int op_bind(struct setup *s);
 
 #endif

@@ -127,14 +127,19 @@ void cgroup_release(struct child *c) {
     c->group = NULL;
 }
 
-uint32_t oom_kills(const struct inside *in) {
+static uint32_t count_in(int file, const char *word) {
     char text[512];
-    ssize_t length = in->oom_events < 0 ? -1 : pread(in->oom_events, text, sizeof text - 1, 0);
+    ssize_t length = file < 0 ? -1 : pread(file, text, sizeof text - 1, 0);
     if (length <= 0) return 0;
     text[length] = 0;
-    const char *at = strstr(text, "oom_kill "); /* the same word in memory.oom_control and memory.events */
-    return at ? (uint32_t)strtoul(at + 9, NULL, 10) : 0;
+    const char *at = strstr(text, word);
+    return at ? (uint32_t)strtoul(at + strlen(word), NULL, 10) : 0;
 }
+
+/* The same word in memory.oom_control and memory.events. */
+uint32_t oom_kills(const struct inside *in) { return count_in(in->oom_events, "oom_kill "); }
+
+uint32_t refused_processes(const struct inside *in) { return count_in(in->process_events, "max "); }
 
 /* ---- killing --------------------------------------------------------------------------------- */
 

@@ -105,12 +105,13 @@ void limit_lingering(void) {
 }
 
 static void send_exit(const struct command *c) {
-    uint8_t payload[32];
+    uint8_t payload[36];
     put_u32(payload, (uint32_t)c->status);
-    put_u32(payload + 4, oom_kills(&self.in) - c->oom_before);
+    put_u32(payload + 4, c->oom_kills);
     put_u64(payload + 8, c->duration);
     put_u64(payload + 16, c->cpu);
     put_u64(payload + 24, (uint64_t)c->usage.ru_maxrss * 1024);
+    put_u32(payload + 32, c->refused_processes);
     send_frame(FRAME_EXIT, c->id, payload, sizeof payload);
 }
 

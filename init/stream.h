@@ -26,6 +26,10 @@ struct stream {
     struct source source;
 };
 
+struct counts { /* of the whole sandbox */
+    uint32_t oom_kills, refused_processes;
+};
+
 struct command {
     uint32_t id;
     struct child child;
@@ -35,7 +39,9 @@ struct command {
     struct buffer pending; /* for its stdin */
     bool close_input, input_watched;
     uint64_t started;
-    uint32_t oom_before;
+    struct counts before;
+    uint32_t oom_kills, refused_processes; /* while it ran; the second only of one that failed */
+    bool killed; /* by the node */
     bool ended; /* reaped; its output may still be on the way */
     bool told;  /* EXIT was sent; kept only while background children hold its pipes */
     int refused; /* errno of what failed before it became the program */

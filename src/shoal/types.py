@@ -55,7 +55,11 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cpu_class: Literal["best-effort", "latency"] = "best-effort"
     """On a busy machine "latency" gets ten times the share of processor time."""
     upper: Literal["auto", "memory", "disk"] = "auto"
-    """Where what is written lives. "auto" is memory: `disk` bytes, or half of the machine's memory if that is less."""
+    """Where what is written lives. "auto" is memory: `disk` bytes, or half of the machine's memory if that is less; and
+    a file on disk for a `disk` above all of the machine's memory, where the node is root and has loop devices. `info()`
+    tells which, and the bytes given."""
+    output: int = 16 * GiB
+    """Bytes that one command may write to stdout and stderr together, kept or not; then it is ended."""
 
     @property
     def inode_limit(self) -> int:

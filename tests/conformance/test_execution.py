@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 import shoal
-from shoal.types import MiB, Profile
-
-TIGHT = Profile(cpu=2, memory=64 * MiB, disk=32 * MiB, processes=128)
+from shoal.types import MiB
 
 
 def _resident() -> int:
@@ -168,45 +166,6 @@ def test_t11_orphans_are_reaped(box: shoal.Sandbox, runs: int) -> None:
 
 
 @pytest.mark.root
-def test_t13_blame_for_running_out_of_memory() -> None:
-    with shoal.Sandbox.create(profile=TIGHT) as box:
-        hungry = box.commands.run(
-            ["python3", "-c", "x = bytearray(1 << 30); x[::4096] = b'x' * len(x[::4096])"], timeout=60
-        )
-        assert (hungry.signal, hungry.limit, hungry.verdict) == (9, "memory", "policy_oom")
-        assert hungry.oom_kills >= 1
-        itself = box.commands.run("kill -9 $$")
-        assert (itself.signal, itself.limit, itself.oom_kills, itself.verdict) == (9, None, 0, "ok")
-        child = box.commands.run(
-            "python3 -c 'x = bytearray(1 << 30); x[::4096] = b\"x\" * len(x[::4096])'; exit 0", timeout=60
-        )
-        assert (child.exit_code, child.signal) == (0, None)
-        assert child.oom_kills >= 1
-        code = box.commands.run("exit 137")
-        assert (code.exit_code, code.signal, code.limit, code.oom_kills) == (137, None, None, 0)
-
-
-def test_t14_fork_bomb_and_neighbour() -> None:
-    with shoal.Sandbox.create(profile=TIGHT) as bomber, shoal.Sandbox.create(profile=TIGHT) as neighbour:
-        start = time.monotonic()
-        bomb = bomber.commands.run(":(){ :|:& };:; sleep 60", background=True, timeout=5)
-        waits = []
-        for _ in range(15):
-            begun = time.monotonic()
-            assert neighbour.commands.run(["true"]).exit_code == 0
-            waits.append(time.monotonic() - begun)
-            time.sleep(0.2)
-        bomb.wait()
-        assert time.monotonic() - start < 10
-        assert max(waits) < 2
-        begun = time.monotonic()
-        bomber.kill()
-        assert time.monotonic() - begun < 4
-        with pytest.raises(shoal.SandboxGone):
-            bomber.commands.run("true")
-
-
-@pytest.mark.root
 def test_t19_environment() -> None:
     with shoal.Sandbox.create(env={"A": "1", "PATH": "/opt/x/bin:/usr/bin:/bin"}) as box:
         box.files.write("/opt/x/bin/tool", "#!/bin/sh\necho tool $A\n", mode=0o755)
@@ -219,7 +178,7 @@ def test_t19_environment() -> None:
         assert box.commands.run("echo $HOME $USER $A", user="user").stdout == "/home/user user 1\n"
 
 
-@pytest.mark.parametrize("cycles", [8, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cycles", [20, pytest.param(200, marks=pytest.mark.slow)])
 def test_t12_a_stubborn_sandbox_leaves_nothing(cycles: int) -> None:
     stubborn = """
     (trap '' TERM INT HUP; while :; do sleep 1; done) &

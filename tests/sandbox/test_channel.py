@@ -23,7 +23,7 @@ from shoal.sandbox.plan import Plan
 from shoal.sdk.embedded import call, engine
 
 REQUEST = Request(["true"], [], "/")
-EXIT = struct.pack("<iIQQQ", 0, 0, 1, 2, 3)
+EXIT = struct.pack("<iIQQQI", 0, 0, 1, 2, 3, 0)
 
 
 class Peer:

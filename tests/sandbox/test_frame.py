@@ -170,10 +170,11 @@ def test_frame_numbers_wrap() -> None:
     st.integers(-(1 << 31), (1 << 31) - 1),
     st.integers(0, (1 << 32) - 1),
     *(st.integers(0, (1 << 64) - 1) for _ in range(3)),
+    st.integers(0, (1 << 32) - 1),
 )
-def test_exits(status: int, kills: int, duration: int, cpu: int, memory: int) -> None:
-    payload = struct.pack("<iIQQQ", status, kills, duration, cpu, memory)
-    assert decode_exit(payload) == Exit(status, kills, duration, cpu, memory)
+def test_exits(status: int, kills: int, duration: int, cpu: int, memory: int, refused: int) -> None:
+    payload = struct.pack("<iIQQQI", status, kills, duration, cpu, memory, refused)
+    assert decode_exit(payload) == Exit(status, kills, duration, cpu, memory, refused)
 
 
 # Requests

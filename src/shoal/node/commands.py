@@ -20,6 +20,8 @@ _MARK_ROOM: Final = 64
 _STREAM_CHUNKS: Final = 64
 _JOIN_MAX: Final = 2048
 _SECONDS_MAX: Final = 1e9
+_FULL: Final = 64 << 10
+"""Who writes in large pieces stops short of the last byte."""
 
 
 class Kept:
@@ -60,8 +62,10 @@ class Kept:
 class Command:
     """A running command. With `streamed` its output waits, by flow control, for `output` to take it."""
 
-    def __init__(self, request: CommandRequest, *, streamed: bool) -> None:
+    def __init__(self, request: CommandRequest, *, streamed: bool, output: int | None = None) -> None:
+        """`output`: bytes that it may write in all; None for any number."""
         self._request = request
+        self._output = output
         self._streamed = streamed
         self._kept = (Kept(request.output_limit), Kept(request.output_limit))
         self._chunks: deque[Output] = deque()
@@ -70,10 +74,12 @@ class Command:
         self._last_output = 0.0
         self._clocks: list[asyncio.TimerHandle] = []
         self._process: Process | None = None
+        self._box: Box | None = None
 
     def start(self, box: Box, request: Request) -> None:
         """Asks init for it. SandboxGone if the sandbox has ended."""
         loop = asyncio.get_running_loop()
+        self._box = box
         self._process = process = box.start(request, self._receive, auto_credit=not self._streamed)
         self._last_output = time.monotonic()
         if self._request.timeout is not None:
@@ -90,6 +96,8 @@ class Command:
     def _receive(self, stream: int, data: bytes) -> None:
         self._last_output = time.monotonic()
         self._kept[stream - 1].add(data)
+        if self._output is not None and self._kept[0].total + self._kept[1].total > self._output:
+            self._stop("output")
         if self._streamed:
             self._queue(stream, data)
             self._arrived.set()
@@ -107,8 +115,10 @@ class Command:
         self._arrived.set()
 
     def _stop(self, limit: Limit) -> None:
-        self._limit = limit
-        self.process.kill(signal.SIGKILL, tree=True)
+        """Once; the first limit stands."""
+        if self._limit is None:
+            self._limit = limit
+            self.process.kill(signal.SIGKILL, tree=True)
 
     def _check_silence(self) -> None:
         assert self._request.silence is not None
@@ -147,9 +157,7 @@ class Command:
         exited = os.WIFEXITED(end.status)
         failed = not exited or os.WEXITSTATUS(end.status) != 0
         # With background children a command may end by itself in the moment its time is up.
-        limit = self._limit if failed else None
-        if limit is None and failed and end.oom_kills:
-            limit = "memory"
+        limit = (self._limit or self._blame(end)) if failed else None
         return Result(
             exit_code=os.WEXITSTATUS(end.status) if exited else None,
             signal=None if exited else os.WTERMSIG(end.status),
@@ -166,6 +174,23 @@ class Command:
             changes=changes,
             verdict=_VERDICTS[limit],
         )
+
+    def _blame(self, end: Exit) -> Limit | None:
+        """Of one that failed by itself: what the kernel refused it. That of the disk is a judgement: none is left."""
+        if end.oom_kills:
+            return "memory"
+        if end.refused:
+            return "processes"
+        return "disk" if self._box is not None and _is_full(self._box.upper) else None
+
+
+def _is_full(upper: int) -> bool:
+    """No room for one more file, or for more than a few pages."""
+    try:
+        usage = os.fstatvfs(upper)
+    except OSError:  # the sandbox has just ended
+        return False
+    return usage.f_favail == 0 or usage.f_bavail * usage.f_frsize < _FULL
 
 
 _VERDICTS: Final[dict[Limit | None, Verdict]] = {

@@ -88,7 +88,7 @@ class LocalNode:
             state="running",
             image=image.digest,
             layers=tuple(layer.digest for layer in layers),
-            profile=msgspec.structs.replace(profile, disk=box.writable),
+            profile=msgspec.structs.replace(profile, disk=box.writable, upper=box.storage),
             tier=request.tier,
             created=time.time(),
             metadata=dict(request.metadata),
@@ -320,6 +320,7 @@ def _profile(request: CreateRequest) -> Profile:
         ("disk", 1 << 20),
         ("processes", 1),
         ("open_files", 16),
+        ("output", 1 << 10),
     ):
         if getattr(found, field) < least:
             raise InvalidRequest(f"profile.{field}", f"takes {least} or more, not {getattr(found, field)!r}")

@@ -50,7 +50,7 @@ class Sandbox:
         """Starts a command; returns when init has it or refuses."""
         check(request)
         account = await self.account(self._request.user if request.user is None else request.user)
-        command = Command(request, streamed=streamed)
+        command = Command(request, streamed=streamed, output=self.info.profile.output)
         command.start(self.box, self._wire(request, account, streamed=streamed))
         if request.stdin is not None:
             feeding = asyncio.get_running_loop().create_task(self._feed(command, request))

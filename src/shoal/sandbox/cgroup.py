@@ -289,6 +289,12 @@ class Cgroups:
             return ("memory", f"{group.version1}/memory.oom_control")
         return ("unified", f"{group.name}/cmd/memory.events") if "memory" in self._v2 else None
 
+    def process_events(self, group: Group) -> tuple[str, str] | None:
+        """The file that counts processes which the limit refused."""
+        if "pids" in self._roots:
+            return ("pids", f"{group.version1}/pids.events")
+        return ("unified", f"{group.name}/cmd/pids.events") if "pids" in self._v2 else None
+
     def close(self) -> None:
         """Removes the node's directories. Their groups must be gone."""
         for root in self._roots.values():

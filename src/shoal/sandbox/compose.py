@@ -9,6 +9,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from shoal.sandbox.machine import PROC_FILES, PROC_FOLDER
 from shoal.sandbox.plan import HOST_MOUNTS, HOST_NETWORK, NONE, NULL_DEVICE, OWN_MOUNTS, Plan
 from shoal.sandbox.slots import IDS
 
@@ -39,6 +40,7 @@ CAPABILITY_MASK: Final = sum(1 << number for number in _CAPABILITIES.values())
 # Registers. The first two are sent along.
 _CHANNEL, _NETWORK, _UPPER, _RAW, _ROOT, _SHM, _SCRATCH, _COMMANDS, _EVENTS, _INIT_GROUP, _SYS, _TERMINALS = range(12)
 _FIRST_JOIN: Final = 12
+_PROCESS_EVENTS: Final = 17
 _FIRST_DEVICE: Final = 18
 _FIRST_OVERLAY: Final = 24
 MOUNTS_MAX: Final = 40
@@ -69,6 +71,7 @@ class Accounting(Struct, frozen=True):
     """Files by which init leaves the groups of `command_joins` again."""
     commands_group: tuple[int, str] | None = None
     oom_events: tuple[int, str] | None = None
+    process_events: tuple[int, str] | None = None
 
 
 class Parts(Struct, frozen=True, kw_only=True):
@@ -89,7 +92,7 @@ class Parts(Struct, frozen=True, kw_only=True):
     processes: int
     """Limit by the kernel's count of the sandbox's root; 0 where a cgroup limits them."""
     sys: int
-    """Kept descriptor of the /sys tree."""
+    """Kept descriptor of the /sys tree, which has the files for /proc too."""
     devices: Devices
     accounting: Accounting
     seccomp: bytes
@@ -129,6 +132,7 @@ class Shape(Struct, frozen=True):
     command_joins: int
     commands_group: bool
     oom_events: bool
+    process_events: bool
     open_files: int
     processes: int
     seccomp: bytes
@@ -144,6 +148,7 @@ def _shape(parts: Parts) -> Shape:
         len(accounting.command_joins),
         accounting.commands_group is not None,
         accounting.oom_events is not None,
+        accounting.process_events is not None,
         parts.open_files,
         parts.processes,
         parts.seccomp,
@@ -206,6 +211,8 @@ def _open_cgroups(plan: Plan, accounting: Accounting) -> None:
         plan.add("open", _COMMANDS, *accounting.commands_group, os.O_RDONLY | os.O_DIRECTORY)
     if accounting.oom_events:
         plan.add("open", _EVENTS, *accounting.oom_events, os.O_RDONLY)
+    if accounting.process_events:
+        plan.add("open", _PROCESS_EVENTS, *accounting.process_events, os.O_RDONLY)
     for index, join in enumerate((*accounting.init_joins, *accounting.command_joins, *accounting.leaves)):
         plan.add("open", _FIRST_JOIN + index, *join, os.O_WRONLY)
 
@@ -229,6 +236,7 @@ def _mount_inside(plan: Plan, shape: Shape) -> None:
         plan.add("attach", _FIRST_OVERLAY + index, _ROOT, target.lstrip("/"))
     _mount_new(plan, "proc", NOSUID | NODEV | NOEXEC, [], "proc")
     plan.add("attach", _SYS, _ROOT, "sys")
+    plan.add("bind", _ROOT, f"sys/{PROC_FOLDER}", "proc", PROC_FILES)
     for index, name in enumerate(shape.devices):
         plan.add("attach", _FIRST_DEVICE + index, _ROOT, f"dev/{name}")
     plan.add("mount", _TERMINALS, "devpts", NOSUID | NOEXEC, ["ptmxmode=0666", "mode=0620", f"max={_TERMINALS_MAX}"])
@@ -253,6 +261,7 @@ def _lock_down(plan: Plan, shape: Shape) -> None:
         "commands",
         _COMMANDS if shape.commands_group else NONE,
         _EVENTS if shape.oom_events else NONE,
+        _PROCESS_EVENTS if shape.process_events else NONE,
         NULL_DEVICE,
         _TERMINALS,
         shape.open_files,

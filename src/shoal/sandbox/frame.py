@@ -13,7 +13,7 @@ from shoal.sandbox.values import encode_int, encode_list, encode_text
 HEADER: Final = struct.Struct("<IBBHII")
 PAYLOAD_MAX: Final = 4 << 20
 DATA_MAX: Final = 64 << 10
-_EXIT: Final = struct.Struct("<iIQQQ")
+_EXIT: Final = struct.Struct("<iIQQQI")
 
 
 class Kind(IntEnum):
@@ -77,6 +77,8 @@ class Exit(NamedTuple):
     duration_ns: int
     cpu_us: int
     peak_memory: int
+    refused: int = 0
+    """Processes that the limit refused to the sandbox meanwhile; counted where the command failed."""
 
 
 def encode(kind: int, id: int, payload: bytes = b"", stream: int = 0, number: int = 0) -> bytes:

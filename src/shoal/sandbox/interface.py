@@ -36,6 +36,8 @@ class Box(Protocol):
     listeners: Listeners
     writable: int
     """Bytes that its files may take."""
+    storage: Literal["memory", "disk"]
+    """Where they are."""
 
     def start(self, request: Request, receive: Receiver, *, auto_credit: bool = True) -> Process:
         """Asks its init to start a command or a file operation. SandboxGone if it has ended."""

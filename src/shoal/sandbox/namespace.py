@@ -10,27 +10,31 @@ import socket
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
-from shoal.errors import InvalidRequest, PlatformError, SandboxGone, Unsupported
+import msgspec
+
+from shoal.errors import InvalidRequest, PlatformError, SandboxGone
 from shoal.sandbox.cgroup import Cgroups, Limits, find_hierarchies
 from shoal.sandbox.channel import Channel, Process, Receiver, Request
 from shoal.sandbox.compose import MOUNTS_MAX, Devices, Mount, Parts, compose
 from shoal.sandbox.disk import make_upper
 from shoal.sandbox.interface import BoxSpec
 from shoal.sandbox.leftovers import claim, sweep
+from shoal.sandbox.machine import fill, processors
 from shoal.sandbox.mill import Mill
 from shoal.sandbox.plan import Plan
+from shoal.sandbox.processors import Processors, as_mask
+from shoal.sandbox.room import Rooms
 from shoal.sandbox.seccomp import compile_filter
 from shoal.sandbox.shard import Seat, Shard
 from shoal.sandbox.slots import Slots
-from shoal.sandbox.trees import DEVICES, MountPoints, fill_sys
-from shoal.types import KiB, Layer, MiB, Profile
+from shoal.sandbox.trees import DEVICES, MountPoints
+from shoal.types import KiB, Layer, MiB
 
 _DEATH_SECONDS: Final = 30.0
 _TMPFS_INODE: Final = 1 * KiB
 """What an empty file on a tmpfs costs; charged to the sandbox like everything in it."""
-_SYS: Final = Layer(digest="tree:sys", source="")
 
 
 class NamespaceBox:
@@ -44,7 +48,8 @@ class NamespaceBox:
         self.upper = -1
         self.mounts: tuple[str, ...] = ()
         self.listeners = seat.ready.listeners if seat.ready else ()
-        self.writable = 0
+        self.writable = spec.profile.disk
+        self.storage: Literal["memory", "disk"] = "disk" if spec.profile.upper == "disk" else "memory"
         self._tier = tier
         self._shard = shard
         self._seat = seat
@@ -165,7 +170,8 @@ class NamespaceTier:
         self._early_exits: set[int] = set()
         self._seccomp = b""
         self._points: dict[tuple[str, ...], Layer] = {}
-        self._memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        self._rooms = Rooms(disk)
+        self._processors = Processors()
 
     async def start(self) -> None:
         self._seccomp = compile_filter()
@@ -176,7 +182,6 @@ class NamespaceTier:
 
     async def _start(self, shard: Shard) -> None:
         await shard.start()
-        await shard.add_tree(_SYS.digest, fill_sys)
         if not self._root:
             keys = [(name, await shard.open_device(f"/dev/{name}")) for name in DEVICES]
             self._devices[id(shard)] = Devices(tuple(keys))
@@ -187,6 +192,7 @@ class NamespaceTier:
         return Shard(
             cgroups=self.cgroups,
             mill=self._mill,
+            processors=self._processors,
             slots=self._slots,
             on_exit=self._exited,
             on_lost=self._spawner_lost,
@@ -203,7 +209,8 @@ class NamespaceTier:
         return await self._create(spec, on_end)  # a spawner died under it, before anything of the caller's ran
 
     async def _create(self, spec: BoxSpec, on_end: Callable[[str, str], None]) -> NamespaceBox:
-        writable = self._writable(spec.profile)  # refuses before anything is taken
+        # Refuses before anything is taken.
+        spec = msgspec.structs.replace(spec, profile=self._rooms.settle(spec.profile))
         shard = await self._choose()
         shard.live += 1
         try:
@@ -212,7 +219,7 @@ class NamespaceTier:
             shard.live -= 1
             raise
         box = NamespaceBox(self, spec, shard, seat, on_end)
-        box.mounts, box.writable = self._targets(spec.layers), writable
+        box.mounts = self._targets(spec.layers)
         launch = asyncio.get_running_loop().create_task(self._launch(box, spec, shard, seat))
         try:
             await asyncio.shield(launch)
@@ -232,48 +239,46 @@ class NamespaceTier:
             await self._draft(kind, spec, shard, seat)
         assert seat.draft is not None
         shard.prepare = functools.partial(self._draft, kind, spec, shard)
-        await box.launch(seat.draft[1], self._limits(spec))
+        await box.launch(self._placed(seat.draft[1], spec, shard, seat), self._limits(spec))
 
     async def _launch_on_disk(self, box: NamespaceBox, spec: BoxSpec, shard: Shard, seat: Seat) -> None:
-        upper = await make_upper(self._disk, box.writable, spec.profile.inode_limit)
+        upper = await make_upper(self._disk, spec.profile.disk, spec.profile.inode_limit)
         try:
-            await box.launch(await self._plan(spec, shard, seat, upper.device), self._limits(spec))
+            plan = await self._plan(spec, shard, seat, upper.device)
+            await box.launch(self._placed(plan, spec, shard, seat), self._limits(spec))
         finally:
             upper.close()
+
+    def _placed(self, plan: Plan, spec: BoxSpec, shard: Shard, seat: Seat) -> Plan:
+        """The plan on processors that are chosen now, when it is known how many sandboxes are on each."""
+        chosen = shard.spread(seat, processors(spec.profile, self._processors.count))
+        if not chosen:
+            return plan
+        placed = Plan()
+        placed.add("affinity", as_mask(chosen))
+        placed.extend(plan)
+        return placed
 
     async def _draft(self, kind: object, spec: BoxSpec, shard: Shard, seat: Seat) -> None:
         seat.draft = (kind, await self._plan(spec, shard, seat))
 
-    def _writable(self, profile: Profile) -> int:
-        """Bytes for files. More than half of the machine's memory is given to no sandbox that does not insist."""
-        if profile.upper == "disk":
-            if not self._root:
-                raise Unsupported("profile.upper: 'disk' needs root, to mount a file system; use 'memory' or 'auto'")
-            return profile.disk
-        if profile.upper == "memory" and profile.disk > self._memory:
-            raise InvalidRequest("profile.disk", f"{profile.disk} bytes in memory; this machine has {self._memory}")
-        return profile.disk if profile.upper == "memory" else min(profile.disk, self._memory // 2)
-
-    def _limits(self, spec: BoxSpec) -> Limits:
-        in_memory = self._writable(spec.profile) + spec.profile.inode_limit * _TMPFS_INODE
+    @staticmethod
+    def _limits(spec: BoxSpec) -> Limits:
+        in_memory = spec.profile.disk + spec.profile.inode_limit * _TMPFS_INODE
         return Limits(spec.profile, 0 if spec.profile.upper == "disk" else in_memory)
 
     async def _plan(self, spec: BoxSpec, shard: Shard, seat: Seat, device: str | None = None) -> Plan:
-        writable = self._writable(spec.profile)
-        inodes = spec.profile.inode_limit
         targets = self._targets(spec.layers)
         if len(targets) > MOUNTS_MAX:
             raise InvalidRequest("layers", f"{len(targets)} of them have a place of their own; {MOUNTS_MAX} can")
         by_target = {target: [layer for layer in spec.layers if layer.target == target] for target in targets}
         by_target["/"].append(self._points_layer(targets))
         ordered = [layer for target in targets for layer in by_target[target]]
-        keys = dict(
-            zip(
-                [layer.digest for layer in (*ordered, _SYS)],
-                await shard.layer_keys(seat, (*ordered, _SYS)),
-                strict=True,
-            )
-        )
+        count, memory = processors(spec.profile, self._processors.count), spec.profile.memory
+        shown = await shard.add_tree(f"machine:{count}:{memory}", lambda root: fill(root, count, memory))
+        needed = (*ordered, shown)
+        found = await shard.layer_keys(seat, needed)
+        keys = {layer.digest: key for layer, key in zip(needed, found, strict=True)}
         shard.usual = limits = self._limits(spec)
         plan = Plan()
         shard.limit(plan, seat, limits)
@@ -286,12 +291,12 @@ class NamespaceTier:
                 mounts=tuple(
                     Mount(target, tuple(keys[layer.digest] for layer in by_target[target])) for target in targets
                 ),
-                writable=max(writable, 1 * MiB),
-                inodes=inodes,
+                writable=max(spec.profile.disk, 1 * MiB),
+                inodes=spec.profile.inode_limit,
                 device=device,
                 open_files=spec.profile.open_files,
                 processes=spec.profile.processes if "processes" in self.cgroups.unenforced else 0,
-                sys=keys[_SYS.digest],
+                sys=keys[shown.digest],
                 devices=self._devices.get(id(shard), Devices()),
                 accounting=shard.accounting(seat),
                 seccomp=self._seccomp,

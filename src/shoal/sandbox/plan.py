@@ -51,9 +51,11 @@ OPERATIONS: Final = (
     ("unshare", "i"),
     ("hostname", "s"),
     ("rlimit", "iii"),
-    ("commands", "iiiiiin"),
+    ("commands", "iiiiiiin"),
     ("capabilities", "i"),
     ("seccomp", "is"),
+    ("affinity", "s"),
+    ("bind", "issl"),
 )
 Argument = int | str | bytes | Sequence[str] | Sequence[int]
 

@@ -210,7 +210,14 @@ def _probe(controller: str, run: Callable[[Scene], str], field: str, what: str) 
 PROBES = (
     _probe("memory", memory, "memory", "how much memory a sandbox takes from its neighbours and the host"),
     _probe("cpu", cpu, "cpu", "how much CPU time a sandbox takes"),
-    _probe("pids", pids, "processes", "how many processes a fork bomb makes"),
+    Probe(
+        id="cgroup.pids",
+        title="pids limit",
+        run=pids,
+        why="Without it the kernel counts a sandbox's processes by its user (RLIMIT_NPROC): the limit holds, but no "
+        "result says that it was hit.",
+        fix=CGROUP_FIX,
+    ),
     Probe(
         id="cgroup.kill",
         title="cgroup.kill",
