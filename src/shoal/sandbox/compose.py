@@ -69,6 +69,8 @@ class Accounting(Struct, frozen=True):
     """Files by which init leaves the groups of `command_joins` again."""
     commands_group: tuple[int, str] | None = None
     oom_events: tuple[int, str] | None = None
+    own_namespace: bool = True
+    """Whether init makes a cgroup namespace; else it keeps the spawner's."""
 
 
 class Parts(Struct, frozen=True, kw_only=True):
@@ -132,6 +134,7 @@ class Shape(Struct, frozen=True):
     open_files: int
     processes: int
     seccomp: bytes
+    own_namespace: bool
 
 
 def _shape(parts: Parts) -> Shape:
@@ -147,6 +150,7 @@ def _shape(parts: Parts) -> Shape:
         parts.open_files,
         parts.processes,
         parts.seccomp,
+        accounting.own_namespace,
     )
 
 
@@ -218,7 +222,8 @@ def _enter(plan: Plan, shape: Shape) -> None:
     for index in range(visited):
         plan.add("join", _FIRST_JOIN + index)
     plan.add("identity")
-    plan.add("unshare", _NEWCGROUP)
+    if shape.own_namespace:
+        plan.add("unshare", _NEWCGROUP)
     for index in range(shape.command_joins):
         plan.add("join", _FIRST_JOIN + visited + index)
 
