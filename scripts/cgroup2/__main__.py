@@ -19,13 +19,17 @@ DEADLINE = 480.0
 TESTS = (
     "tests/sandbox/test_cgroup.py",
     "tests/sandbox/test_cgroup_unified.py",
+    "tests/sandbox/test_delegation.py",
     "tests/sandbox/test_leftovers.py",
+    "tests/sandbox/test_spawner.py",
     "tests/security/test_limits.py",
     "tests/conformance/test_execution.py",
 )
+ELSEWHERE = "not (t01 or t02 or t03 or t07 or t08 or t19 or b007)"
+"""Left out: what no cgroup has a part in, and takes half a minute each without hardware acceleration."""
 NEEDED = ("tests.sandbox.test_cgroup_unified.test_every_limit_is_on_the_unified_tree",)
 """Without it nobody knows that version 2 was what limited the sandboxes."""
-LEAST = 60
+LEAST = 90
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -48,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make test-cgroup2", description=__doc__)
     parser.add_argument("tests", nargs="*", default=TESTS)
-    parser.add_argument("--suite", default="trixie", help="Debian suite whose cloud kernel the guest runs")
+    parser.add_argument("--suite", default="trixie-backports", help="Debian suite whose cloud kernel the guest runs")
     parser.add_argument("--cache", type=Path, default=images.PROJECT / ".cgroup2")
     parser.add_argument("--deadline", type=float, default=DEADLINE, metavar="SECONDS")
     parser.add_argument("--least", type=int, default=LEAST, help="tests that must have passed")
@@ -72,8 +76,9 @@ def _run(options: argparse.Namespace) -> str:
 def _command(options: argparse.Namespace) -> str:
     """In shell, in the guest. The report is read from the second serial line."""
     tests = " ".join(map(shlex.quote, options.tests))
-    pytest = f"python -m pytest -m 'not slow' --junit-xml=/tmp/junit.xml {tests}; s=$?; cat /tmp/junit.xml >/dev/ttyS1"
-    what = f"{{ {options.command}; }} >/dev/ttyS1 2>&1; s=$?" if options.command else pytest
+    pytest = f"python -m pytest -m 'not slow' -k '{ELSEWHERE}' --junit-xml=/tmp/junit.xml {tests}"
+    what = f"{{ {options.command or pytest}; }} >/dev/tty{'S1' if options.command else 'S0'} 2>&1; s=$?"
+    what += "" if options.command else "; cat /tmp/junit.xml >/dev/ttyS1"
     path = f"{Path(sys.prefix) / 'bin'}:$PATH"
     source = images.PROJECT / "src"
     setting = f"cd {images.PROJECT}; export PYTHONPATH={source} PYTHONDONTWRITEBYTECODE=1 PATH={path}"
