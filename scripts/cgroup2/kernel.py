@@ -14,7 +14,8 @@ MIRROR = "http://deb.debian.org/debian"
 META = "linux-image-cloud-amd64"
 WANTED = (
     "virtio_pci", "virtio_blk", "crc32c-intel", "erofs", "overlay", "ext4", "loop",
-    "nf_tables", "nft_ct", "nft_chain_nat", "nft_redir", "nft_reject_inet", "inet_diag", "tcp_diag",
+    "nf_tables", "nft_ct", "nft_chain_nat", "nft_redir", "nft_reject_inet",
+    "nft_connlimit", "nft_limit", "nft_nat", "nft_masq", "inet_diag", "tcp_diag",
 )  # fmt: skip
 """What the guest's disks and the tests need, where it is not built in."""
 

@@ -19,11 +19,19 @@ from shoal.sandbox.delegation import take_place
 ALL = frozenset({"cpu", "memory", "pids"})
 
 
-def made(path: Path, kind: str | None = "domain", members: str = "", *, delegated: bool = False) -> Path:
+def made(
+    path: Path,
+    kind: str | None = "domain",
+    members: str = "",
+    controllers: str = "cpuset cpu memory pids",
+    *,
+    delegated: bool = False,
+) -> Path:
+    """A folder in place of a group. `kind` None: the real root, which has no type."""
     path.mkdir()
     (path / "cgroup.procs").write_text(members)
     (path / "cgroup.subtree_control").write_text("")
-    (path / "cgroup.controllers").write_text("cpuset cpu memory pids\n")
+    (path / "cgroup.controllers").write_text(f"{controllers}\n")
     if kind is not None:
         (path / "cgroup.type").write_text(f"{kind}\n")
     if delegated:
@@ -33,7 +41,7 @@ def made(path: Path, kind: str | None = "domain", members: str = "", *, delegate
 
 def test_without_controllers_nothing_is_moved(tmp_path: Path) -> None:
     """Hybrid: kill and freeze need none."""
-    own = made(tmp_path / "root", members="1\n")
+    own = made(tmp_path / "root", members="1\n", controllers="hugetlb")
     found = Hierarchies({}, own, frozenset())
     assert take_place(found) == found
     assert not (own / "node").exists()
@@ -59,9 +67,10 @@ def test_in_a_group_that_is_not_ours_the_root_is_taken(tmp_path: Path) -> None:
 def test_a_delegated_group_above_is_taken(tmp_path: Path) -> None:
     """A second node of one service, or systemd's DelegateSubgroup=."""
     service = made(made(tmp_path / "root", kind=None) / "x.service", delegated=True)
-    own = made(service / "node", members="7\n")
-    found = take_place(Hierarchies({}, own, ALL))
+    own = made(service / "node", members="7\n", controllers="")
+    found = take_place(Hierarchies({}, own, frozenset()))
     assert (found.unified, found.home) == (service, own)
+    assert found.v2_controllers >= ALL
 
 
 def test_a_threaded_group_is_no_place(tmp_path: Path) -> None:
@@ -123,6 +132,6 @@ def test_a_group_of_somebody_else_keeps_its_processes_and_kind(service: Path, sl
     found = take_place(Hierarchies({}, service, ALL))
     assert found.unified == TOP
     assert (service / "cgroup.procs").read_text() == f"{sleeper.pid}\n"
-    assert (service / "cgroup.subtree_control").read_text() == "\n"
+    assert (service / "cgroup.subtree_control").read_text().strip() == ""
     assert (service / "cgroup.type").read_text() == "domain\n"
     sleeper.kill()

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from shoal.sandbox.cgroup import Hierarchies
+from shoal.sandbox.cgroup import CONTROLLERS, Hierarchies
 
 _LEAF: Final = "node"
 _TRIES: Final = 20
@@ -26,12 +26,13 @@ _MARKS: Final = ("trusted.delegate", "user.delegate")
 
 def take_place(found: Hierarchies) -> Hierarchies:
     """The hierarchies with the place for groups as `unified`; without version-2 controllers where there is none."""
-    if found.unified is None or not found.v2_controllers:
+    if found.unified is None:
         return found
     for place in _places(found.unified):
         with contextlib.suppress(OSError):
-            if _vacate(place):
-                offered = frozenset((place / "cgroup.controllers").read_text().split()) - frozenset(found.v1)
+            # Not our own group's controllers: it may be a leaf that gets none.
+            offered = frozenset((place / "cgroup.controllers").read_text().split()) - frozenset(found.v1)
+            if offered.intersection(CONTROLLERS) and _vacate(place):
                 home = place / _LEAF if place == found.unified and _is_ruled(place) else found.unified
                 return Hierarchies(found.v1, place, offered, home)
     return Hierarchies(found.v1, found.unified, frozenset())
