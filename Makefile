@@ -17,7 +17,7 @@ demo: setup  ## real SWE tasks, in sandboxes, to rewards: the fix gives 1, doing
 test: setup  ## the tests, in under 15 minutes
 	$(BIN)/python -m pytest -m "not slow"
 
-test-all: setup  ## the slow suites too: soaks, kill loops
+test-all: setup test-cgroup2  ## the slow suites too: soaks, kill loops, the guest with cgroup v2
 	$(BIN)/python -m pytest
 
 test-cgroup2: setup guest-packages  ## the tests of limits in a QEMU guest with pure cgroup v2

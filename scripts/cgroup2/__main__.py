@@ -15,7 +15,7 @@ import kernel
 import machine
 import verdict
 
-DEADLINE = 480.0
+DEADLINE = 900.0
 TESTS = (
     "tests/sandbox/test_cgroup.py",
     "tests/sandbox/test_cgroup_unified.py",
