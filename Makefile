@@ -8,7 +8,7 @@ SECONDS ?= 30
 .PHONY: help demo test test-all test-cgroup2 guest-packages check setup bench fuzz sync format clean system-packages
 
 help:  ## this list
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 demo: setup  ## real SWE tasks, in sandboxes, to rewards: the fix gives 1, doing nothing gives 0
 	$(BIN)/shoal rollouts --tasks pypi --limit 8 --agent oracle
