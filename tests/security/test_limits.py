@@ -208,12 +208,16 @@ def test_processes_are_limited(small: shoal.Sandbox) -> None:
             made += 1
     except OSError as error:
         answer([made, errno.errorcode[error.errno]])
+        time.sleep(1)
         os.kill(-1, 9)
     """
     prelude = _prelude() + "import errno\ndef answer(value): print(value, flush=True)\n"
     program = prelude + textwrap.dedent(code)
     handle = small.commands.run(["python3", "-c", program], background=True, timeout=20)
-    time.sleep(1)
+    deadline = time.monotonic() + 15
+    while len(host_pids(small)) < SMALL.processes and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.5)
     assert len(host_pids(small)) <= SMALL.processes + 1
     handle.kill()
     assert "EAGAIN" in handle.wait().stdout
