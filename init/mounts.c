@@ -183,8 +183,8 @@ int op_pivot(struct setup *s) {
     return chdir("/") ? setup_fail(s, errno, "chdir") : 0;
 }
 
-/* Into another mount namespace, to take a tree or a file from there. */
+/* Into another mount namespace, to take a tree or a file from there; or into one of cgroups. */
 int op_enter(struct setup *s) {
-    int mounts = read_fd(s);
-    return s->plan.bad ? EBADMSG : setns(mounts, CLONE_NEWNS) ? errno : 0;
+    int space = read_fd(s);
+    return s->plan.bad ? EBADMSG : setns(space, 0) ? errno : 0;
 }

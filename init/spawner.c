@@ -24,7 +24,7 @@
 
 #include "init.h"
 
-enum { REQUEST_MAX = 1 << 18, PASSED_MAX = 64, CLEANUP_MAX = 8, CLEANUP_NAME = 64, SLOW_MAX = 256, EXIT_NOTICE = 0xffffffff };
+enum { REQUEST_MAX = 1 << 18, PASSED_MAX = 64, CLEANUP_MAX = 8, CLEANUP_NAME = 64, SLOW_MAX = 256, HOME_GROUP = 4, EXIT_NOTICE = 0xffffffff };
 
 struct sandbox {
     pid_t pid;
@@ -140,7 +140,7 @@ static void keep_basics(struct spawner *s, int host_mounts, int null) {
     s->kept[0] = host_mounts;
     s->kept[1] = s->own_mounts;
     s->kept[2] = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
-    s->kept[3] = null;
+    s->kept[3] = null; /* after it HOME_GROUP, which the node may give */
 }
 
 /* ---- requests -------------------------------------------------------------------------------- */
@@ -246,6 +246,9 @@ static void end(struct spawner *s) {
     for (size_t i = 0; i < s->count; i++) kill(s->sandboxes[i].pid, SIGKILL);
     kill(s->reaper_pid, SIGKILL);
     while (waitpid(-1, NULL, 0) > 0 || errno == EINTR) {}
+    /* Where we live in one of the groups to remove, the node has said by which file to leave. */
+    int home = s->kept[HOME_GROUP];
+    if (home > 0 && write_all(home, "0", 1)) { /* ours stays then, for the next node to remove */ }
     for (size_t i = 0; i < s->cleanup_count; i++) remove_directories(s->cleanup_parent[i], s->cleanup_name[i]);
 }
 

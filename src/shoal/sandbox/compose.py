@@ -72,6 +72,8 @@ class Accounting(Struct, frozen=True):
     commands_group: tuple[int, str] | None = None
     oom_events: tuple[int, str] | None = None
     process_events: tuple[int, str] | None = None
+    own_namespace: bool = True
+    """Whether init makes a cgroup namespace; else it keeps the spawner's."""
 
 
 class Parts(Struct, frozen=True, kw_only=True):
@@ -136,6 +138,7 @@ class Shape(Struct, frozen=True):
     open_files: int
     processes: int
     seccomp: bytes
+    own_namespace: bool
 
 
 def _shape(parts: Parts) -> Shape:
@@ -152,6 +155,7 @@ def _shape(parts: Parts) -> Shape:
         parts.open_files,
         parts.processes,
         parts.seccomp,
+        accounting.own_namespace,
     )
 
 
@@ -225,7 +229,8 @@ def _enter(plan: Plan, shape: Shape) -> None:
     for index in range(visited):
         plan.add("join", _FIRST_JOIN + index)
     plan.add("identity")
-    plan.add("unshare", _NEWCGROUP)
+    if shape.own_namespace:
+        plan.add("unshare", _NEWCGROUP)
     for index in range(shape.command_joins):
         plan.add("join", _FIRST_JOIN + visited + index)
 

@@ -18,6 +18,7 @@ from shoal.errors import InvalidRequest, PlatformError, SandboxGone
 from shoal.sandbox.cgroup import Cgroups, Limits, find_hierarchies
 from shoal.sandbox.channel import Channel, Process, Receiver, Request
 from shoal.sandbox.compose import MOUNTS_MAX, Devices, Mount, Parts, compose
+from shoal.sandbox.delegation import take_place
 from shoal.sandbox.disk import make_upper
 from shoal.sandbox.interface import BoxSpec
 from shoal.sandbox.leftovers import claim, sweep
@@ -153,7 +154,9 @@ class NamespaceTier:
         """`disk`: folder for writable layers on disk. `networks`: set-up of a network namespace by kind, as a plan."""
         self._disk = disk
         self._root = os.geteuid() == 0
-        hierarchies = find_hierarchies(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
+        hierarchies = take_place(
+            find_hierarchies(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
+        )
         sweep(hierarchies, run_dir)
         name, self._claim = claim(run_dir)
         self.cgroups = Cgroups(hierarchies, name)
@@ -356,6 +359,7 @@ class NamespaceTier:
     def forsake(self) -> None:
         """In a forked child of the node: lets go of everything that would keep sandboxes alive after their node."""
         self._mill.forsake()
+        self.cgroups.forsake()
         for shard in self._shards:
             shard.spawner.forsake()
         for box in self._boxes.values():

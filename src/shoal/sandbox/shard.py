@@ -15,7 +15,7 @@ from msgspec import Struct
 from shoal.errors import PlatformError, SetupFailed, ShoalError
 from shoal.sandbox.cgroup import Cgroups, Limits
 from shoal.sandbox.compose import NODEV, NOSUID, RDONLY, Accounting
-from shoal.sandbox.mill import Mill, Ready, keep_roots
+from shoal.sandbox.mill import Mill, Ready, house, keep_roots
 from shoal.sandbox.plan import FIRST_FREE_KEY, HOST_MOUNTS, NONE, OWN_MOUNTS, Plan
 from shoal.sandbox.processors import Processors
 from shoal.sandbox.slots import IDS, Slots
@@ -89,6 +89,7 @@ class Shard:
         plan = Plan()
         keep_roots(plan, self._cgroups, self._roots)
         await self.spawner.run(plan)
+        await house(self.spawner, self._cgroups, self._roots)
 
     # Descriptors kept in the spawner
 
@@ -341,6 +342,7 @@ class Shard:
             commands_group=named(groups.commands_group(group)),
             oom_events=named(groups.oom_events(group)),
             process_events=named(groups.process_events(group)),
+            own_namespace=groups.own_namespaces,
         )
 
     async def abandon(self) -> None:

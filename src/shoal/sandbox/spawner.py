@@ -95,6 +95,10 @@ class Spawner:
         """A descriptor of the user namespace it lives in."""
         return os.open(f"/proc/{self._pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
 
+    def open_cgroups(self) -> int:
+        """A descriptor of the cgroup namespace it lives in."""
+        return os.open(f"/proc/{self._pid}/ns/cgroup", os.O_RDONLY | os.O_CLOEXEC)
+
     @property
     def running(self) -> bool:
         return self._socket is not None
