@@ -11,10 +11,13 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "setup.h"
+
+enum { FLAG_WAIT_KILLABLE = 1 << 5 }; /* SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV, for older headers */
 
 void raise_capabilities(void) {
     struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
@@ -151,4 +154,35 @@ int op_seccomp(struct setup *s) {
     /* Only the kernel looks at it, and copies it first: it need not be aligned. */
     struct sock_fprog program = {(unsigned short)(length / sizeof(struct sock_filter)), (void *)bytes};
     return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program) ? errno : 0;
+}
+
+static int send_listener(int socket, int listener) {
+    char byte = 'l';
+    struct iovec part = {&byte, 1};
+    union {
+        struct cmsghdr header;
+        char space[CMSG_SPACE(sizeof listener)];
+    } control = {0};
+    control.header = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof listener)};
+    memcpy(CMSG_DATA(&control.header), &listener, sizeof listener);
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    return sendmsg(socket, &message, MSG_NOSIGNAL) == 1 ? 0 : errno;
+}
+
+/* A filter whose audited calls ask a listener, which goes to the node over the channel. From here on each of those calls
+ * waits for an answer, ours too: only sendmsg must not be one, or the node would never get what it answers by. */
+int op_seccomp_audited(struct setup *s) {
+    int channel = read_fd(s);
+    size_t length;
+    const char *bytes = read_bytes(&s->plan, &length);
+    if (s->plan.bad || !length || length % sizeof(struct sock_filter)) return EBADMSG;
+    struct sock_fprog program = {(unsigned short)(length / sizeof(struct sock_filter)), (void *)bytes};
+    unsigned flags = SECCOMP_FILTER_FLAG_NEW_LISTENER;
+    /* Linux 5.19: once received, a call is not begun again at every signal. */
+    int listener = (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, flags | FLAG_WAIT_KILLABLE, &program);
+    if (listener < 0 && errno == EINVAL) listener = (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, flags, &program);
+    if (listener < 0) return errno;
+    int error = send_listener(channel, listener);
+    close(listener);
+    return error;
 }

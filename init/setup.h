@@ -40,5 +40,6 @@ int op_rlimit(struct setup *s);
 int op_commands(struct setup *s);
 int op_capabilities(struct setup *s);
 int op_seccomp(struct setup *s);
+int op_seccomp_audited(struct setup *s);
 
 #endif

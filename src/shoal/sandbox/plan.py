@@ -54,6 +54,7 @@ OPERATIONS: Final = (
     ("commands", "iiiiiin"),
     ("capabilities", "i"),
     ("seccomp", "is"),
+    ("seccomp_audited", "is"),
 )
 Argument = int | str | bytes | Sequence[str] | Sequence[int]
 
