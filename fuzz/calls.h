@@ -27,6 +27,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -83,6 +84,11 @@ static ssize_t use_bytes(int fd, const void *from, size_t size) {
     check_fd(fd);
     for (size_t i = 0; i < size; i++) read_all ^= ((const uint8_t *)from)[i];
     return outcome() ? -1 : (ssize_t)size;
+}
+
+static int stub_fstat(int fd, struct stat *found) {
+    *found = (struct stat){.st_mode = S_IFCHR, .st_rdev = makedev(1, luck & 3)};
+    return use(fd);
 }
 
 static ssize_t stub_sendmsg(int fd, const struct msghdr *message) {
@@ -158,7 +164,8 @@ static int stub_clone(int (*run)(void *), void *argument) {
 #define openat(...) open_at(__VA_ARGS__)
 #define clone(run, stack, flags, argument) ((void)(stack), stub_clone(run, argument))
 #define socket(...) new_fd()
-#define fcntl(fd, ...) (use(fd) ? -1 : new_fd()) /* F_DUPFD_CLOEXEC */
+#define fcntl(fd, command, ...) ((command) == F_SETFL ? use(fd) : use(fd) ? -1 : new_fd()) /* or F_DUPFD_CLOEXEC */
+#define fstat(fd, found) stub_fstat(fd, found)
 #define pipe2(ends, flags) stub_pipe(ends)
 #define read(...) stub_read(__VA_ARGS__)
 #define recv(fd, to, ...) stub_recv(fd, to)

@@ -12,7 +12,9 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include "setup.h"
@@ -111,13 +113,24 @@ int op_rlimit(struct setup *s) {
     return s->plan.bad ? EBADMSG : setrlimit(resource, &limit) ? errno : 0;
 }
 
+/* What commands without input read. It must be an open file of this sandbox alone: flags and locks belong to the open file,
+ * and the one that was given is every sandbox's. Nothing of the sandbox has run yet, but a layer may have anything there. */
+static int open_null(int given) {
+    struct stat found;
+    int fd = open("/dev/null", O_RDWR | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0) return given;
+    if (!fstat(fd, &found) && S_ISCHR(found.st_mode) && found.st_rdev == makedev(1, 3) && !fcntl(fd, F_SETFL, O_RDWR)) return fd;
+    close(fd);
+    return given;
+}
+
 /* How commands are accounted for: the unified directory, where OOM kills are counted, the files to join; and what init
  * must not look up by a path, since the sandbox may change what is there. */
 int op_commands(struct setup *s) {
     int commands = read_fd(s), events = read_fd(s);
     s->inside.commands_dir = commands == AT_FDCWD ? -1 : commands;
     s->inside.oom_events = events == AT_FDCWD ? -1 : events;
-    s->inside.null = read_fd(s);
+    s->inside.null = open_null(read_fd(s));
     s->inside.terminals = read_fd(s);
     s->inside.open_files = (uint64_t)read_int(&s->plan);
     s->inside.processes = (uint64_t)read_int(&s->plan);

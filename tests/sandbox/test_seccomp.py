@@ -26,6 +26,7 @@ CALLS = {
     "ioprio_set": 251, "move_pages": 279, "perf_event_open": 298, "prlimit64": 302, "open_by_handle_at": 304,
     "setns": 308,
     "sched_setattr": 314, "mmap": 9, "setsockopt": 54, "shmget": 29, "prctl": 157, "sync": 162, "fadvise64": 221,
+    "fcntl": 72,
     "seccomp": 317, "memfd_create": 319, "openat2": 437, "faccessat2": 439, "statx": 332,
     "bpf": 321, "userfaultfd": 323, "io_uring_setup": 425, "open_tree": 428, "clone3": 435,
 }  # fmt: skip
@@ -167,6 +168,9 @@ def test_a_call_that_a_tracer_skips_passes(program: Program) -> None:
         ("seccomp", (1, 0), errno.EINVAL),
         ("ioctl", (0, 0x5412), errno.EPERM),
         ("ioctl", (0, HIGH | 0x5423), errno.EPERM),
+        ("fcntl", (3, 1024, 1), errno.EINVAL),
+        ("fcntl", (3, HIGH | 1026, 1), errno.EINVAL),
+        ("fcntl", (3, 1030, 1), None),
         ("fadvise64", (3, 0, 0, 4), 0),
         ("sync", (), 0),
         ("mmap", (0, 4096, 3, 0x22), None),

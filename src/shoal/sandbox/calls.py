@@ -56,7 +56,7 @@ GROUPS: Final = (
         "allowed",
         "Files by path or descriptor: the mount namespace, ids and read-only layers decide what they reach.",
         """access chdir chmod chown chroot close close_range copy_file_range creat dup dup2 dup3 faccessat faccessat2
-        fallocate fchdir fchmod fchmodat fchmodat2 fchown fchownat fcntl fdatasync fgetxattr flistxattr flock
+        fallocate fchdir fchmod fchmodat fchmodat2 fchown fchownat fdatasync fgetxattr flistxattr flock
         fremovexattr fsetxattr fstat fstatfs fsync ftruncate futimesat getcwd getdents getdents64 getxattr getxattrat
         lchown lgetxattr link linkat listxattr listxattrat llistxattr lremovexattr lseek lsetxattr lstat mkdir mkdirat
         mknod mknodat newfstatat open openat openat2 pread64 preadv preadv2 pwrite64 pwritev pwritev2 read readahead
@@ -124,7 +124,7 @@ GROUPS: Final = (
     _group(
         "allowed",
         "Rules on their arguments are below.",
-        """fadvise64 ioctl ioprio_set memfd_create migrate_pages mmap move_pages prctl prlimit64 sched_setaffinity
+        """fadvise64 fcntl ioctl ioprio_set memfd_create migrate_pages mmap move_pages prctl prlimit64 sched_setaffinity
         sched_setattr sched_setparam sched_setscheduler seccomp setpriority setsockopt shmget socket socketpair""",
     ),
     _group(
@@ -202,6 +202,7 @@ _MAP_HUGETLB, _MFD_HUGETLB, _SHM_HUGETLB = 0x40000, 0x4, 0o4000
 _TIOCSTI, _TIOCSETD = 0x5412, 0x5423
 _PR_SET_SECCOMP, _SECCOMP_FILTER = 22, 2
 _POSIX_FADV_DONTNEED: Final = 4
+_F_SETLEASE, _F_NOTIFY, _F_SETDELEG = 1024, 1026, 1040
 
 RULES: Final[dict[str, tuple[Rule, ...]]] = {
     "prlimit64": (_INIT,),
@@ -237,6 +238,8 @@ RULES: Final[dict[str, tuple[Rule, ...]]] = {
     "shmget": (Rule(errno.EPERM, (Condition(2, (_SHM_HUGETLB,), mask=_SHM_HUGETLB),)),),
     # A line discipline is loaded as a module; a character can be put into a terminal as if it had been typed.
     "ioctl": (Rule(errno.EPERM, (Condition(1, (_TIOCSTI, _TIOCSETD)),)),),
+    # A lease on a file that sandboxes share (of /sys, say) holds up whoever opens it for 45 seconds.
+    "fcntl": (Rule(errno.EINVAL, (Condition(1, (_F_SETLEASE, _F_NOTIFY, _F_SETDELEG)),)),),
     # It is only advice. Taken, it throws pages of shared layers out of memory, for the neighbours too.
     "fadvise64": (Rule(0, (Condition(3, (_POSIX_FADV_DONTNEED,)),)),),
 }

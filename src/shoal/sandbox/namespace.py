@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from shoal.errors import InvalidRequest, PlatformError, SandboxGone, Unsupported
+from shoal.sandbox import apparmor
 from shoal.sandbox.audit import AuditLog
 from shoal.sandbox.cgroup import Cgroups, Limits, find_hierarchies
 from shoal.sandbox.channel import Channel, Process, Receiver, Request
@@ -184,12 +185,14 @@ class NamespaceTier:
         self._boxes: dict[int, NamespaceBox] = {}
         self._early_exits: set[int] = set()
         self._seccomp = b""
+        self._apparmor = False
         self._closing: set[asyncio.Task[None]] = set()
         self._points: dict[tuple[str, ...], Layer] = {}
         self._memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
     async def start(self) -> None:
         self._seccomp = compile_filter()
+        self._apparmor = apparmor.is_loaded()
         await self._mill.start()
         for _ in range(self._count):
             shard = self._new_shard()
@@ -319,6 +322,8 @@ class NamespaceTier:
                 seccomp=b"" if spec.audit.syscalls else self._seccomp,
             ),
         )
+        if self._apparmor:
+            apparmor.confine(plan)
         if spec.audit.syscalls:
             plan.add("seccomp_audited", CHANNEL, compile_filter(spec.audit.syscalls))
         return plan
