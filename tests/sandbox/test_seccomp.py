@@ -26,7 +26,7 @@ CALLS = {
     "ioprio_set": 251, "move_pages": 279, "perf_event_open": 298, "prlimit64": 302, "open_by_handle_at": 304,
     "setns": 308,
     "sched_setattr": 314, "mmap": 9, "setsockopt": 54, "shmget": 29, "prctl": 157, "sync": 162, "fadvise64": 221,
-    "fcntl": 72,
+    "fcntl": 72, "madvise": 28,
     "seccomp": 317, "memfd_create": 319, "openat2": 437, "faccessat2": 439, "statx": 332,
     "bpf": 321, "userfaultfd": 323, "io_uring_setup": 425, "open_tree": 428, "clone3": 435,
 }  # fmt: skip
@@ -165,6 +165,9 @@ def test_a_call_that_a_tracer_skips_passes(program: Program) -> None:
         ("setsockopt", (3, HIGH | 1, HIGH | 51), errno.ENOPROTOOPT),
         ("setsockopt", (3, 6, 31), errno.ENOENT),
         ("prctl", (22, 2), errno.EINVAL),
+        ("prctl", (67, 1), errno.EINVAL),
+        ("madvise", (0, 4096, 12), errno.EINVAL),
+        ("madvise", (0, 4096, 4), None),
         ("seccomp", (1, 0), errno.EINVAL),
         ("ioctl", (0, 0x5412), errno.EPERM),
         ("ioctl", (0, HIGH | 0x5423), errno.EPERM),

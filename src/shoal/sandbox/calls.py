@@ -74,7 +74,7 @@ GROUPS: Final = (
     _group(
         "allowed",
         "The process's own memory: charged to the sandbox's cgroup.",
-        """brk get_mempolicy madvise map_shadow_stack mbind membarrier mincore mlock mlock2 mlockall mprotect mremap
+        """brk get_mempolicy map_shadow_stack mbind membarrier mincore mlock mlock2 mlockall mprotect mremap
         mseal msync munlock munlockall munmap pkey_alloc pkey_free pkey_mprotect process_madvise process_mrelease
         remap_file_pages set_mempolicy set_mempolicy_home_node""",
     ),
@@ -124,7 +124,8 @@ GROUPS: Final = (
     _group(
         "allowed",
         "Rules on their arguments are below.",
-        """fadvise64 fcntl ioctl ioprio_set memfd_create migrate_pages mmap move_pages prctl prlimit64 sched_setaffinity
+        """fadvise64 fcntl ioctl ioprio_set madvise memfd_create migrate_pages
+        mmap move_pages prctl prlimit64 sched_setaffinity
         sched_setattr sched_setparam sched_setscheduler seccomp setpriority setsockopt shmget socket socketpair""",
     ),
     _group(
@@ -200,7 +201,7 @@ _ATTACH: Final = (26, 50, 51, 52)
 """SO_ATTACH_FILTER, _BPF, _REUSEPORT_CBPF, _REUSEPORT_EBPF."""
 _MAP_HUGETLB, _MFD_HUGETLB, _SHM_HUGETLB = 0x40000, 0x4, 0o4000
 _TIOCSTI, _TIOCSETD = 0x5412, 0x5423
-_PR_SET_SECCOMP, _SECCOMP_FILTER = 22, 2
+_PR_SET_SECCOMP, _SECCOMP_FILTER, _PR_SET_MEMORY_MERGE, _MADV_MERGEABLE = 22, 2, 67, 12
 _POSIX_FADV_DONTNEED: Final = 4
 _F_SETLEASE, _F_NOTIFY, _F_SETDELEG = 1024, 1026, 1040
 
@@ -231,7 +232,12 @@ RULES: Final[dict[str, tuple[Rule, ...]]] = {
         Rule(errno.ENOENT, (Condition(1, (_SOL_TCP,)), Condition(2, (_TCP_ULP,)))),
     ),
     "seccomp": (Rule(errno.EINVAL, (Condition(0, (1,)),)),),
-    "prctl": (Rule(errno.EINVAL, (Condition(0, (_PR_SET_SECCOMP,)), Condition(1, (_SECCOMP_FILTER,)))),),
+    # Pages of the same content are made one across the machine (KSM): the time of a write then tells what others hold.
+    "prctl": (
+        Rule(errno.EINVAL, (Condition(0, (_PR_SET_SECCOMP,)), Condition(1, (_SECCOMP_FILTER,)))),
+        Rule(errno.EINVAL, (Condition(0, (_PR_SET_MEMORY_MERGE,)),)),
+    ),
+    "madvise": (Rule(errno.EINVAL, (Condition(2, (_MADV_MERGEABLE,)),)),),
     # Huge pages are a pool of the whole machine, and the memory cgroup does not count them.
     "mmap": (Rule(errno.ENOMEM, (Condition(3, (_MAP_HUGETLB,), mask=_MAP_HUGETLB),)),),
     "memfd_create": (Rule(errno.ENOSYS, (Condition(1, (_MFD_HUGETLB,), mask=_MFD_HUGETLB),)),),

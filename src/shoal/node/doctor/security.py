@@ -130,8 +130,8 @@ PROBES = (
         run=apparmor,
         missing="absent",
         why="A second wall around the node and its sandboxes.",
-        fix=f"{STAND_IN}sudo apt-get install apparmor, with apparmor=1 security=apparmor on the kernel command line; then "
-        f"load the profile {profile.NAME} that comes with Shoal.",
+        fix=f"{STAND_IN}sudo apt-get install apparmor, with apparmor=1 security=apparmor on the kernel command line; "
+        f"then load the profile {profile.NAME} that comes with Shoal.",
     ),
     Probe(
         id="security.selinux",
