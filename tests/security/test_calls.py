@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
-from pathlib import Path
 
 import pytest
 
@@ -91,19 +89,10 @@ def test_debuggers_work_within(small: shoal.Sandbox) -> None:
     assert (result.exit_code, result.signal) == (42, None)
 
 
-def test_sync_is_done_in_name_only(calm: shoal.Sandbox, tmp_path: Path) -> None:
-    """It would write out the host's file systems, and wait for them."""
-    before = _written()
-    held = [os.urandom(1 << 20) for _ in range(8)]
-    (tmp_path / "dirty").write_bytes(b"".join(held))
+def test_sync_is_done_in_name_only(calm: shoal.Sandbox) -> None:
+    """It would write out the host's file systems and wait for them; a second of dirty data a call, on a busy disk."""
     assert python(calm, "answer([call(162) for _ in range(50)])") == ["ok"] * 50
     assert calm.commands.run("sync && echo done").stdout == "done\n"
-    assert _written() >= before
-
-
-def _written() -> int:
-    fields = next(line for line in Path("/proc/vmstat").read_text().splitlines() if line.startswith("nr_written "))
-    return int(fields.split()[1])
 
 
 @pytest.mark.parametrize("user", USERS)

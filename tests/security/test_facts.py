@@ -1,4 +1,4 @@
-"""Every file below /proc and /sys that a sandbox can read, and what it tells. A newer kernel's needs a decision here."""
+"""Every file below /proc and /sys that a sandbox can read, and what it tells. A new one needs a decision here."""
 
 from __future__ import annotations
 

@@ -124,9 +124,9 @@ GROUPS: Final = (
     _group(
         "allowed",
         "Rules on their arguments are below.",
-        """fadvise64 fcntl ioctl ioprio_set madvise memfd_create migrate_pages
-        mmap move_pages prctl prlimit64 sched_setaffinity
-        sched_setattr sched_setparam sched_setscheduler seccomp setpriority setsockopt shmget socket socketpair""",
+        """fadvise64 fcntl ioctl ioprio_set madvise memfd_create migrate_pages mmap move_pages prctl prlimit64
+        sched_setaffinity sched_setattr sched_setparam sched_setscheduler seccomp setpriority setsockopt shmget socket
+        socketpair""",
     ),
     _group(
         "refused",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import errno
+import functools
 import platform
 import struct
 from collections.abc import Collection, Mapping
@@ -49,7 +50,8 @@ class Response(Struct, frozen=True):
     """None: it goes on. Else its result, 0 for a pretended success."""
 
 
-def compile_filter(audited: Collection[str] = ()) -> bytes:
+@functools.lru_cache(maxsize=64)
+def compile_filter(audited: tuple[str, ...] = ()) -> bytes:
     """The filter as an array of `struct sock_filter`; calls that are `audited` ask the listener.
 
     Unsupported without libseccomp, or on an architecture for which there is no table."""
@@ -147,8 +149,9 @@ def _search(ranges: list[tuple[int, Program]]) -> Program:
     return [(_IF_AT_LEAST, 0, 1, first), (_GO, 0, 0, len(below)), *below, *above]
 
 
+@functools.cache
 def _numbers() -> dict[str, int]:
-    """Of every call in the table that this architecture has."""
+    """Of every call in the table that this architecture has. To find the library takes longer than a create."""
     if platform.machine() not in _TOKENS:
         raise Unsupported(f"no table of system calls for {platform.machine()}: there is one for {', '.join(_TOKENS)}")
     name = ctypes.util.find_library("seccomp") or "libseccomp.so.2"
