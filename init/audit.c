@@ -198,6 +198,7 @@ int audit_main(int listener, int socket, uint32_t init) {
     static struct auditor a;
     a = (struct auditor){.listener = listener, .socket = socket, .init = init, .tokens = BURST * 1000, .refilled = now_ns()};
     prctl(PR_SET_NAME, "shoal-audit");
+    close_from(socket + 1); /* what the node's own parent forgot to close; ours are the two before */
     if (take_table(&a)) return 1;
     drop_capabilities();
     ioctl(listener, SECCOMP_IOCTL_NOTIF_SET_FLAGS, SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP); /* faster, where there is it */

@@ -111,6 +111,7 @@ def test_the_auditor_is_out_of_reach(watched: shoal.Sandbox) -> None:
     assert "shoal-audit" not in names
     assert python(watched, f"answer(tried(os.kill, {auditor}, 9))") == "ESRCH"
     assert "CapEff:\t0000000000080000" in Path(f"/proc/{auditor}/status").read_text(), "CAP_SYS_PTRACE and no other"
+    assert set(residue.descriptors(auditor)) == {0, 1, 2, 3, 4}
 
 
 def test_a_command_that_waits_for_a_stopped_auditor_can_be_ended(watched: shoal.Sandbox) -> None:

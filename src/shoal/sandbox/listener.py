@@ -192,8 +192,10 @@ async def _take_descriptor(channel: socket.socket) -> int | None:
         await readable
     finally:
         loop.remove_reader(channel.fileno())
-    room = socket.CMSG_SPACE(4)
-    _, extra, _, _ = channel.recvmsg(1, room, socket.MSG_PEEK | socket.MSG_CMSG_CLOEXEC)
+    try:
+        _, extra, _, _ = channel.recvmsg(1, socket.CMSG_SPACE(4), socket.MSG_PEEK | socket.MSG_CMSG_CLOEXEC)
+    except OSError:
+        return None
     descriptors = array.array("i")
     for _, _, passed in extra:
         descriptors.frombytes(passed)

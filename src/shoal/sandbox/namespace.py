@@ -82,7 +82,11 @@ class NamespaceBox:
         ready.group.limits = limits
         self._tier.expect_exit(reply.pid, self)
         if self._listener is not None:
-            await self._listener.start(ours, reply.pid)
+            try:
+                await self._listener.start(ours, reply.pid)
+            except BaseException:
+                ours.close()
+                raise
             self._channel = Channel(self.id, ours, plan, self._disconnected)
         assert self._channel is not None
         await self._channel.ready
