@@ -164,6 +164,8 @@ def test_a_call_that_a_tracer_skips_passes(program: Program) -> None:
         ("setsockopt", (3, 1, 26), errno.ENOPROTOOPT),
         ("setsockopt", (3, HIGH | 1, HIGH | 51), errno.ENOPROTOOPT),
         ("setsockopt", (3, 6, 31), errno.ENOENT),
+        ("setsockopt", (3, 41, 32), errno.ENOPROTOOPT),
+        ("setsockopt", (3, 41, 26), None),
         ("prctl", (22, 2), errno.EINVAL),
         ("prctl", (67, 1), errno.EINVAL),
         ("madvise", (0, 4096, 12), errno.EINVAL),

@@ -108,7 +108,7 @@ def _resident(path: Path) -> float:
 
 @pytest.mark.parametrize("user", ["root", "user"])
 def test_numbers_of_the_whole_machine_are_not_taken(siblings: Pair, user: str) -> None:
-    """aio contexts, the memory for the code of filters, huge pages: each is one pool for all."""
+    """aio contexts, the memory for the code of filters, huge pages, flow labels: each is one pool for all."""
     code = """
     import mmap
     context = ctypes.c_ulong(0)
@@ -119,6 +119,7 @@ def test_numbers_of_the_whole_machine_are_not_taken(siblings: Pair, user: str) -
         "aio": call(206, 1, ctypes.byref(context)),
         "socket filter": tried(socket.socket().setsockopt, 1, 26, header),
         "reuseport filter": tried(socket.socket(2, 2).setsockopt, 1, 51, header),
+        "flow label": tried(socket.socket(10, 2).setsockopt, 41, 32, b"\\0" * 32),
         "seccomp filter": call(317, 1, 0, header),
         "by prctl": call(157, 22, 2, header, 0, 0),
         "huge pages": tried(mmap.mmap, -1, 1 << 21, flags=0x40022),
@@ -130,7 +131,8 @@ def test_numbers_of_the_whole_machine_are_not_taken(siblings: Pair, user: str) -
     aio = int(Path("/proc/sys/fs/aio-nr").read_text())
     found = python(siblings[0], code, user)
     assert found == {
-        "aio": "ENOSYS", "socket filter": "ENOPROTOOPT", "reuseport filter": "ENOPROTOOPT", "seccomp filter": "EINVAL",
+        "aio": "ENOSYS", "socket filter": "ENOPROTOOPT", "flow label": "ENOPROTOOPT",
+        "reuseport filter": "ENOPROTOOPT", "seccomp filter": "EINVAL",
         "by prctl": "EINVAL", "huge pages": "ENOMEM", "huge file": "ENOSYS", "huge segment": "EPERM",
         "secret memory": "ENOSYS",
     }  # fmt: skip

@@ -196,7 +196,7 @@ _INIT: Final = Rule(errno.EPERM, (Condition(0, (1,)),))
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
 _FAMILIES: Final = Rule(errno.EAFNOSUPPORT, (Condition(0, (_UNIX, _INET, _INET6, _NETLINK), others=True),))
 """AF_VSOCK for one is not namespaced: it is a way to the hypervisor."""
-_SOL_SOCKET, _SOL_TCP, _TCP_ULP = 1, 6, 31
+_SOL_SOCKET, _SOL_TCP, _TCP_ULP, _SOL_IPV6, _IPV6_FLOWLABEL_MGR = 1, 6, 31, 41, 32
 _ATTACH: Final = (26, 50, 51, 52)
 """SO_ATTACH_FILTER, _BPF, _REUSEPORT_CBPF, _REUSEPORT_EBPF."""
 _MAP_HUGETLB, _MFD_HUGETLB, _SHM_HUGETLB = 0x40000, 0x4, 0o4000
@@ -230,6 +230,8 @@ RULES: Final[dict[str, tuple[Rule, ...]]] = {
         Rule(errno.ENOPROTOOPT, (Condition(1, (_SOL_SOCKET,)), Condition(2, _ATTACH))),
         # kTLS: another large part of the kernel; TLS libraries do without.
         Rule(errno.ENOENT, (Condition(1, (_SOL_TCP,)), Condition(2, (_TCP_ULP,)))),
+        # Flow labels are one table of 4,096 for all network namespaces.
+        Rule(errno.ENOPROTOOPT, (Condition(1, (_SOL_IPV6,)), Condition(2, (_IPV6_FLOWLABEL_MGR,)))),
     ),
     "seccomp": (Rule(errno.EINVAL, (Condition(0, (1,)),)),),
     # Pages of the same content are made one across the machine (KSM): the time of a write then tells what others hold.
