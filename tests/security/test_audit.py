@@ -16,7 +16,7 @@ import residue
 import shoal
 from shoal.sandbox.calls import answers
 
-from .intruder import SMALL, compiled, node, python, still_works, within
+from .intruder import SMALL, compiled, init_pid, node, python, still_works, within
 
 pytestmark = pytest.mark.root
 
@@ -88,6 +88,22 @@ def test_pointers_to_nowhere_and_text_without_end(watched: shoal.Sandbox) -> Non
     assert details[-7:] == ["xxxxxx", "", "", "", "at end", "y" * 256, r"\x1b[2J\xff\n"]
 
 
+def test_a_thread_with_thousands_of_groups_is_told_by_its_number(watched: shoal.Sandbox) -> None:
+    """What /proc says of it would not fit into any buffer."""
+    code = """
+    import threading
+    os.setgroups(list(range(30000)))
+    found = []
+    def act():
+        os.access("/many groups", 0)
+        found.append(threading.get_native_id())
+    thread = threading.Thread(target=act); thread.start(); thread.join()
+    answer(found[0])
+    """
+    thread = python(watched, code)
+    assert [record.pid for record in kinds(watched, "access") if record.detail == "/many groups"] == [thread]
+
+
 def test_a_flood_is_counted_and_costs_the_node_little(watched: shoal.Sandbox) -> None:
     calls = 40_000
     source = f'#include <unistd.h>\nint main() {{ for (int i = 0; i < {calls}; i++) access("/flood", 0); return 0; }}'
@@ -148,6 +164,16 @@ def test_without_its_auditor_a_sandbox_ends() -> None:
         box.commands.run(["/bin/true"])
     assert gone.value.reason == "audit_lost"
     assert residue.settled(auditors) == []
+
+
+def test_an_end_that_has_another_cause_is_not_the_audits() -> None:
+    box = shoal.Sandbox.create(profile=SMALL, audit=shoal.Audit(syscalls=("access",)))
+    os.kill(init_pid(box), signal.SIGKILL)
+    with pytest.raises(shoal.SandboxGone) as gone:
+        for _ in range(100):
+            box.commands.run(["/bin/true"])
+            time.sleep(0.05)
+    assert gone.value.reason == "init_died"
 
 
 def test_every_call_can_be_audited() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import select
 import signal
 import socket
 from collections.abc import Callable, Iterable, Mapping
@@ -52,7 +53,7 @@ class NamespaceBox:
         self.writable = 0
         self.audit = AuditLog(spec.audit.records)
         names = spec.audit.syscalls
-        self._listener = Listener(names, self.audit, lambda: self._end("audit_lost")) if names else None
+        self._listener = Listener(names, self.audit, self._audit_lost) if names else None
         self._tier = tier
         self._shard = shard
         self._seat = seat
@@ -122,6 +123,15 @@ class NamespaceBox:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)  # with init all of its PID namespace dies
         if self._channel is not None:
             self._channel.close(reason)
+
+    def _audit_lost(self) -> None:
+        """The listener ended: alone, or because all whom it listened to are dead."""
+        if self._pidfd < 0:
+            return
+        init = select.poll()
+        init.register(self._pidfd, select.POLLIN)
+        if not init.poll(0):
+            self._end("audit_lost")
 
     def _disconnected(self, reason: str) -> None:
         self._end(reason)
