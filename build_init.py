@@ -22,6 +22,7 @@ SOURCES = (
     "stream.c",
     "spawn.c",
     "files.c",
+    "audit.c",
     "frame.c",
     "util.c",
 )

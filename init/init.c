@@ -301,6 +301,7 @@ _Noreturn void init_main(struct setup *s) {
 }
 
 int main(int argc, char **argv) {
+    if (argc == 5 && !strcmp(argv[1], "audit")) return audit_main(atoi(argv[2]), atoi(argv[3]), (uint32_t)atoi(argv[4]));
     if (argc < 4 || strcmp(argv[1], "spawner")) {
         fputs("This is a part of Shoal; it is started by it and not by hand.\n", stderr);
         return 2;

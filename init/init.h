@@ -83,6 +83,11 @@ int setup_run(struct setup *s);         /* 0, or an errno; s->step then names th
 int spawner_main(int socket, int users, char **cleanup);
 void spawner_forget(void); /* in a sandbox: gives back the pages that the spawner would otherwise have to copy */
 
+/* ---- audit.c --------------------------------------------------------------------------------- */
+
+/* listener: of a seccomp filter; init: pid of the sandbox's PID 1, whose own calls are not told. Ends with either side. */
+int audit_main(int listener, int socket, uint32_t init);
+
 /* ---- init.c ---------------------------------------------------------------------------------- */
 
 _Noreturn void init_main(struct setup *s); /* in the new sandbox, just after clone: the rest of the plan, then PID 1 */

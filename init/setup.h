@@ -42,5 +42,6 @@ int op_capabilities(struct setup *s);
 int op_seccomp(struct setup *s);
 int op_affinity(struct setup *s);
 int op_bind(struct setup *s);
+int op_seccomp_audited(struct setup *s);
 
 #endif

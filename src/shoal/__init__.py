@@ -27,7 +27,7 @@ from shoal.errors import (
     StorageFull,
     Unsupported,
 )
-from shoal.types import Change, FileInfo, Layer, NetworkPolicy, Profile, Result, SandboxInfo
+from shoal.types import Audit, AuditRecord, Change, FileInfo, Layer, NetworkPolicy, Profile, Result, SandboxInfo
 
 if TYPE_CHECKING:
     from shoal import rollouts
@@ -38,6 +38,8 @@ __version__ = "0.1.0"
 __all__ = [
     "AsyncCommand",
     "AsyncSandbox",
+    "Audit",
+    "AuditRecord",
     "BuildFailed",
     "CapacityError",
     "Change",

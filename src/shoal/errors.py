@@ -74,7 +74,8 @@ class CapacityError(ShoalError):
 
 
 class SandboxGone(ShoalError):
-    """The sandbox has ended. `reason`: "killed", "lease_expired", "lost", "init_died" or "node_closed"."""
+    """The sandbox has ended. `reason`: "killed", "lease_expired", "lost", "init_died", "audit_lost" or
+    "node_closed"."""
 
     code = "sandbox_gone"
 

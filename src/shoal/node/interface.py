@@ -7,7 +7,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from shoal.types import Change, FileInfo, Layer, NetworkPolicy, Profile, Result, SandboxInfo
+from shoal.types import Audit, AuditRecord, Change, FileInfo, Layer, NetworkPolicy, Profile, Result, SandboxInfo
 
 OUTPUT_LIMIT = 1 << 20
 """Bytes kept of each stream where the caller names no limit."""
@@ -29,6 +29,7 @@ class CreateRequest(Struct, frozen=True, kw_only=True):
     ttl: float | None = 3600.0
     """Seconds after which it is ended; None for as long as the node lives."""
     metadata: Mapping[str, str] = {}
+    audit: Audit = Audit()
 
 
 class CommandRequest(Struct, frozen=True, kw_only=True):
@@ -107,3 +108,4 @@ class Node(Protocol):
     async def rename_file(self, sandbox: str, old: str, new: str) -> None: ...
     async def symlink_file(self, sandbox: str, path: str, target: str) -> None: ...
     async def changes(self, sandbox: str) -> list[Change]: ...
+    async def audit(self, sandbox: str, since: float = 0.0) -> list[AuditRecord]: ...

@@ -28,10 +28,14 @@ from shoal.node.sandboxes import Sandbox
 from shoal.sandbox.interface import Box, BoxSpec, Tier
 from shoal.sandbox.namespace import NamespaceTier
 from shoal.sandbox.slots import IDS
-from shoal.types import PROFILES, Change, FileInfo, Image, Layer, Profile, Result, SandboxInfo
+from shoal.types import PROFILES, Audit, AuditRecord, Change, FileInfo, Image, Layer, Profile, Result, SandboxInfo
 
 _REMEMBERED: Final = 10_000
 """Ended sandboxes whose reason is still known."""
+
+
+AUDIT_RECORDS_MAX: Final = 1_000_000
+"""Of one sandbox; one takes up to a kilobyte."""
 
 
 class LocalNode:
@@ -81,6 +85,7 @@ class LocalNode:
             layers=(*layers, *image.layers),
             profile=profile,
             network="isolated" if network is None else "filtered",
+            audit=request.audit,
         )
         box = await self.tier.create(spec, self._ended)
         info = SandboxInfo(
@@ -276,6 +281,9 @@ class LocalNode:
     async def changes(self, sandbox: str) -> list[Change]:
         return sorted(entry.change for entry in (await self._changes(sandbox)).values())
 
+    async def audit(self, sandbox: str, since: float = 0.0) -> list[AuditRecord]:
+        return self._find(sandbox).box.audit.since(since)
+
     async def _changes(self, sandbox: str) -> Changes:
         box = self._find(sandbox).box
         upper = os.dup(box.upper)
@@ -334,6 +342,15 @@ def _check(request: CreateRequest) -> None:
         raise InvalidRequest("cwd", f"takes an absolute path, not {request.cwd!r}")
     check_seconds("ttl", request.ttl)
     check_env(request.env)
+    _check_audit(request.audit)
+
+
+def _check_audit(audit: Audit) -> None:
+    names: object = audit.syscalls
+    if not isinstance(names, (tuple, list)) or not all(isinstance(name, str) for name in names):
+        raise InvalidRequest("audit.syscalls", f"takes names of system calls, not {names!r}")
+    if not 0 < audit.records <= AUDIT_RECORDS_MAX:
+        raise InvalidRequest("audit.records", f"takes 1 to {AUDIT_RECORDS_MAX}, not {audit.records!r}")
 
 
 def _raise_open_files() -> None:

@@ -7,8 +7,9 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
+from shoal.sandbox.audit import AuditLog
 from shoal.sandbox.channel import Process, Receiver, Request
-from shoal.types import Layer, Profile
+from shoal.types import Audit, Layer, Profile
 
 Listeners = tuple[int, ...]
 """Descriptors of the sockets of a filtered network: egress TCP, DNS UDP, DNS TCP."""
@@ -23,6 +24,7 @@ class BoxSpec(Struct, frozen=True, kw_only=True):
     """Highest first."""
     profile: Profile
     network: Literal["isolated", "filtered"] = "isolated"
+    audit: Audit = Audit()
 
 
 class Box(Protocol):
@@ -38,6 +40,8 @@ class Box(Protocol):
     """Bytes that its files may take."""
     storage: Literal["memory", "disk"]
     """Where they are."""
+    audit: AuditLog
+    """What was asked to be written down of it."""
 
     def start(self, request: Request, receive: Receiver, *, auto_credit: bool = True) -> Process:
         """Asks its init to start a command or a file operation. SandboxGone if it has ended."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import select
 import signal
 import socket
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +16,8 @@ from typing import Final, Literal
 import msgspec
 
 from shoal.errors import InvalidRequest, PlatformError, SandboxGone
+from shoal.sandbox import apparmor
+from shoal.sandbox.audit import AuditLog
 from shoal.sandbox.cgroup import Cgroups, Limits, find_hierarchies
 from shoal.sandbox.channel import Channel, Process, Receiver, Request
 from shoal.sandbox.compose import MOUNTS_MAX, Devices, Mount, Parts, compose
@@ -22,6 +25,7 @@ from shoal.sandbox.delegation import take_place
 from shoal.sandbox.disk import make_upper
 from shoal.sandbox.interface import BoxSpec
 from shoal.sandbox.leftovers import claim, sweep
+from shoal.sandbox.listener import Listener, check
 from shoal.sandbox.machine import fill, processors
 from shoal.sandbox.mill import Mill
 from shoal.sandbox.plan import Plan
@@ -36,6 +40,8 @@ from shoal.types import KiB, Layer, MiB
 _DEATH_SECONDS: Final = 30.0
 _TMPFS_INODE: Final = 1 * KiB
 """What an empty file on a tmpfs costs; charged to the sandbox like everything in it."""
+CHANNEL: Final = 0
+"""Register of init's end of the channel: the first descriptor that is sent along."""
 
 
 class NamespaceBox:
@@ -51,6 +57,9 @@ class NamespaceBox:
         self.listeners = seat.ready.listeners if seat.ready else ()
         self.writable = spec.profile.disk
         self.storage: Literal["memory", "disk"] = "disk" if spec.profile.upper == "disk" else "memory"
+        self.audit = AuditLog(spec.audit.records)
+        names = spec.audit.syscalls
+        self._listener = Listener(names, self.audit, self._audit_lost) if names else None
         self._tier = tier
         self._shard = shard
         self._seat = seat
@@ -66,14 +75,27 @@ class NamespaceBox:
         assert ready is not None
         ready.group.limits = None  # nobody knows which, if the plan fails
         ours, theirs = socket.socketpair()
-        self._channel = Channel(self.id, ours, plan, self._disconnected)
+        if self._listener is None:
+            self._channel = Channel(self.id, ours, plan, self._disconnected)
         try:
             reply = await self._shard.spawner.run(plan, [theirs.fileno(), ready.network])
+        except BaseException:
+            if self._channel is None:
+                ours.close()
+            raise
         finally:
             theirs.close()
         self.upper, self._pidfd = reply.descriptors
         ready.group.limits = limits
         self._tier.expect_exit(reply.pid, self)
+        if self._listener is not None:
+            try:
+                await self._listener.start(ours, reply.pid)
+            except BaseException:
+                ours.close()
+                raise
+            self._channel = Channel(self.id, ours, plan, self._disconnected)
+        assert self._channel is not None
         await self._channel.ready
 
     def start(self, request: Request, receive: Receiver, *, auto_credit: bool = True) -> Process:
@@ -108,11 +130,22 @@ class NamespaceBox:
         if self._channel is not None:
             self._channel.close(reason)
 
+    def _audit_lost(self) -> None:
+        """The listener ended: alone, or because all whom it listened to are dead."""
+        if self._pidfd < 0:
+            return
+        init = select.poll()
+        init.register(self._pidfd, select.POLLIN)
+        if not init.poll(0):
+            self._end("audit_lost")
+
     def _disconnected(self, reason: str) -> None:
         self._end(reason)
 
     def forsake(self) -> None:
         """See `NamespaceTier.forsake`."""
+        if self._listener is not None:
+            self._listener.forsake()
         if self._channel is not None:
             self._channel.forsake()
         for descriptor in (self._pidfd, self.upper):
@@ -140,6 +173,8 @@ class NamespaceBox:
             return
         self._dead.set_result(None)
         self._end("init_died")
+        if self._listener is not None:
+            self._tier.await_listener(self._listener)
         held = [descriptor for descriptor in (self._pidfd, self.upper) if descriptor >= 0]
         self._pidfd = self.upper = -1
         self._shard.live -= 1
@@ -172,12 +207,15 @@ class NamespaceTier:
         self._boxes: dict[int, NamespaceBox] = {}
         self._early_exits: set[int] = set()
         self._seccomp = b""
+        self._apparmor = False
+        self._closing: set[asyncio.Task[None]] = set()
         self._points: dict[tuple[str, ...], Layer] = {}
         self._rooms = Rooms(disk)
         self._processors = Processors()
 
     async def start(self) -> None:
         self._seccomp = compile_filter()
+        self._apparmor = apparmor.is_loaded()
         await self._mill.start()
         for _ in range(self._count):
             shard = self._new_shard()
@@ -214,6 +252,7 @@ class NamespaceTier:
     async def _create(self, spec: BoxSpec, on_end: Callable[[str, str], None]) -> NamespaceBox:
         # Refuses before anything is taken.
         spec = msgspec.structs.replace(spec, profile=self._rooms.settle(spec.profile))
+        check(spec.audit.syscalls)
         shard = await self._choose()
         shard.live += 1
         try:
@@ -302,9 +341,13 @@ class NamespaceTier:
                 sys=keys[shown.digest],
                 devices=self._devices.get(id(shard), Devices()),
                 accounting=shard.accounting(seat),
-                seccomp=self._seccomp,
+                seccomp=b"" if spec.audit.syscalls else self._seccomp,
             ),
         )
+        if self._apparmor:
+            apparmor.confine(plan)
+        if spec.audit.syscalls:
+            plan.add("seccomp_audited", CHANNEL, compile_filter(spec.audit.syscalls))
         return plan
 
     @staticmethod
@@ -326,6 +369,13 @@ class NamespaceTier:
             box.exited()
         else:
             self._boxes[pid] = box
+
+    def await_listener(self, listener: Listener) -> None:
+        """Of a sandbox that has ended."""
+        listener.close()
+        task = asyncio.get_running_loop().create_task(listener.closed())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     def _exited(self, pid: int, _status: int) -> None:
         box = self._boxes.pop(pid, None)
@@ -367,6 +417,7 @@ class NamespaceTier:
 
     async def close(self) -> None:
         await asyncio.gather(*(box.kill("node_closed") for box in list(self._boxes.values())), return_exceptions=True)
+        await asyncio.gather(*self._closing)
         for shard in self._shards:
             await shard.close()
         await self._mill.close()
@@ -378,4 +429,5 @@ class NamespaceTier:
 
 def _kind(spec: BoxSpec) -> object:
     """Equal for sandboxes whose plans differ in nothing but the seat."""
-    return spec.hostname, spec.profile, spec.network, tuple((layer.digest, layer.target) for layer in spec.layers)
+    layers = tuple((layer.digest, layer.target) for layer in spec.layers)
+    return spec.hostname, spec.profile, spec.network, layers, spec.audit.syscalls

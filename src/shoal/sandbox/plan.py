@@ -58,6 +58,7 @@ OPERATIONS: Final = (
     ("seccomp", "is"),
     ("affinity", "s"),
     ("bind", "issl"),
+    ("seccomp_audited", "is"),
 )
 Argument = int | str | bytes | Sequence[str] | Sequence[int]
 
