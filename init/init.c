@@ -116,6 +116,10 @@ static void handle(const struct frame *f, const uint8_t *payload) {
         start(f, payload, f->kind == FRAME_FILE);
         return;
     }
+    if (f->kind == FRAME_NARROW && f->length == 4) {
+        if ((get_u32(payload) & 1) && forbid_memory_files()) node_is_gone(); /* it must not go on wider than asked for */
+        return;
+    }
     struct command *c = find(f->id);
     if (!c) return; /* it has just ended; the node will learn that from its EXIT */
     switch (f->kind) {
@@ -127,6 +131,28 @@ static void handle(const struct frame *f, const uint8_t *payload) {
     }
 }
 
+/* From now on file operations see the tree that came along: the one of commands is about to be narrowed. */
+static void take_view(struct msghdr *message) {
+    int fd;
+    struct cmsghdr *header = CMSG_FIRSTHDR(message);
+    if (!header || header->cmsg_type != SCM_RIGHTS || header->cmsg_len != CMSG_LEN(sizeof fd)) return;
+    memcpy(&fd, CMSG_DATA(header), sizeof fd);
+    if (self.in.view >= 0) close(self.in.view);
+    self.in.view = fd;
+}
+
+static ssize_t receive_bytes(uint8_t *at, size_t length) {
+    union {
+        struct cmsghdr header;
+        char space[CMSG_SPACE(sizeof(int))];
+    } control;
+    struct iovec part = {at, length};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    ssize_t got = recvmsg(self.in.channel, &message, MSG_CMSG_CLOEXEC);
+    if (got > 0 && message.msg_controllen) take_view(&message);
+    return got;
+}
+
 static void receive(void) {
     enum { STEP = 4096 };
     struct frame f;
@@ -135,7 +161,7 @@ static void receive(void) {
         buffer_length(&self.input) >= FRAME_HEADER)
         wanted = FRAME_HEADER + f.length - buffer_length(&self.input);
     uint8_t *at = buffer_reserve(&self.input, wanted);
-    ssize_t got = recv(self.in.channel, at, wanted, 0);
+    ssize_t got = receive_bytes(at, wanted);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (got <= 0) node_is_gone();
     self.input.end += (size_t)got;
@@ -250,8 +276,8 @@ static void report_failure(const struct setup *s, int error) {
 
 /* Moves the descriptors that PID 1 needs out of the way and closes the spawner's, which we have copies of. */
 static void keep_only(struct inside *in) {
-    int *wanted[5 + 8] = {&in->channel, &in->commands_dir, &in->oom_events, &in->null, &in->terminals};
-    size_t count = 5;
+    int *wanted[6 + 8] = {&in->channel, &in->commands_dir, &in->oom_events, &in->null, &in->terminals, &in->view};
+    size_t count = 6;
     for (size_t i = 0; i < in->join_count; i++) wanted[count++] = &in->join[i];
     enum { ASIDE = 64 }; /* above those that we end with */
     for (size_t i = 0; i < count; i++)

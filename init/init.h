@@ -54,6 +54,7 @@ struct inside {
     int oom_events;        /* memory.oom_control or memory.events, or -1 */
     int null;              /* the host's /dev/null: the one inside is the sandbox's to replace by a FIFO */
     int terminals;         /* the root of its devpts, for the same reason */
+    int view;              /* the tree as it is without the access policy, for file operations; -1 is the tree of commands */
     uint64_t open_files;   /* RLIMIT_NOFILE of commands */
     uint64_t processes;    /* RLIMIT_NPROC of commands, counted in the sandbox's user namespace; 0 where a cgroup does it */
     pid_t letting_go;      /* takes the spawner's tree away; 0 when that is done */
@@ -78,10 +79,12 @@ int setup_run(struct setup *s);         /* 0, or an errno; s->step then names th
 
 /* users: the user namespace to join, or -1; cleanup: paths of directories to remove at the end */
 int spawner_main(int socket, int users, char **cleanup);
+int spawner_mounts(pid_t pid); /* the mount namespace of a sandbox that is not reaped yet, or -1 */
 void spawner_forget(void); /* in a sandbox: gives back the pages that the spawner would otherwise have to copy */
 
 /* ---- init.c ---------------------------------------------------------------------------------- */
 
+int forbid_memory_files(void); /* to us and all that we start; 0 or an errno (sandbox.c) */
 _Noreturn void init_main(struct setup *s); /* in the new sandbox, just after clone: the rest of the plan, then PID 1 */
 
 /* ---- spawn.c --------------------------------------------------------------------------------- */

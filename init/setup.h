@@ -40,5 +40,11 @@ int op_rlimit(struct setup *s);
 int op_commands(struct setup *s);
 int op_capabilities(struct setup *s);
 int op_seccomp(struct setup *s);
+int op_restrict(struct setup *s);
+int op_hide(struct setup *s);
+int op_clone_all(struct setup *s);
+int op_visit(struct setup *s);
+int op_view(struct setup *s);
+int op_no_memory_files(struct setup *s);
 
 #endif

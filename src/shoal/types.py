@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Struct, field
@@ -76,6 +77,48 @@ class NetworkPolicy(Struct, frozen=True, forbid_unknown_fields=True):
 
     allow: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
+
+
+class AccessPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What of its own files and programs a sandbox may use. Paths are absolute and plain: `*` is a star.
+
+    A path stands for all below it. Where `read_only` and `writable` both apply the longer path decides; `hidden` beats both."""
+
+    read_only: Sequence[str] = ()
+    """May be read but not changed."""
+    hidden: Sequence[str] = ()
+    """May not be opened, listed, executed or looked into."""
+    writable: Sequence[str] | None = None
+    """If given, everything else is read-only; an empty list makes everything so. None: all but `read_only`."""
+    programs: Sequence[str] | None = None
+    """If given, only these files, and those below these folders, may be executed, and nobody changes them. None: all."""
+    sealed: Sequence[str] = ()
+    """Paths for graders only. Comes with a later version: Unsupported if it is not empty."""
+
+
+class Audit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What of a sandbox's doing is written down."""
+
+    syscalls: tuple[str, ...] = ()
+    """Names of system calls."""
+    files: bool = False
+    """Every file that is opened or executed."""
+    limit: int = 10_000
+    """Records that are kept; older ones make room and are counted."""
+
+
+class AuditRecord(Struct, frozen=True, kw_only=True):
+    """One thing that a process in a sandbox did or tried. Programs and paths are text that the sandbox chose."""
+
+    time: float
+    """Seconds since the epoch."""
+    kind: Literal["denied", "file", "syscall"]
+    pid: int
+    """As the sandbox counts; 0 where it is not known."""
+    program: str
+    """Name of the process, or what was to be run."""
+    detail: str
+    allowed: bool
 
 
 class Layer(Struct, frozen=True):

@@ -7,16 +7,19 @@ import functools
 import os
 import signal
 import socket
+import struct
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from shoal.errors import InvalidRequest, PlatformError, SandboxGone, Unsupported
+from shoal.sandbox.access import Access, check_tighter, visit
 from shoal.sandbox.cgroup import Cgroups, Limits, find_hierarchies
 from shoal.sandbox.channel import Channel, Process, Receiver, Request
 from shoal.sandbox.compose import MOUNTS_MAX, Devices, Mount, Parts, compose
 from shoal.sandbox.disk import make_upper
+from shoal.sandbox.frame import Kind
 from shoal.sandbox.interface import BoxSpec
 from shoal.sandbox.leftovers import claim, sweep
 from shoal.sandbox.mill import Mill
@@ -49,6 +52,9 @@ class NamespaceBox:
         self._shard = shard
         self._seat = seat
         self._on_end = on_end
+        self._access = spec.access
+        self._narrowing = asyncio.Lock()
+        self._pid = 0
         self._reason: str | None = None
         self._pidfd = -1
         self._channel: Channel | None = None
@@ -66,6 +72,7 @@ class NamespaceBox:
         finally:
             theirs.close()
         self.upper, self._pidfd = reply.descriptors
+        self._pid = reply.pid
         ready.group.limits = limits
         self._tier.expect_exit(reply.pid, self)
         await self._channel.ready
@@ -74,6 +81,18 @@ class NamespaceBox:
         if self._channel is None or self._reason is not None:
             raise SandboxGone(self.id, self._reason or "lost")
         return self._channel.start(request, receive, auto_credit=auto_credit)
+
+    async def set_access(self, access: Access) -> None:
+        async with self._narrowing:
+            old = self._access or Access()
+            check_tighter(old, access)
+            if self._channel is None or self._reason is not None:
+                raise SandboxGone(self.id, self._reason or "lost")
+            plan = visit(self._pid, access, self.mounts, old, view=self._access is None)
+            reply = await self._shard.spawner.run(plan)
+            no_memory_files = old.programs is None and access.programs is not None
+            await self._channel.give(Kind.NARROW, struct.pack("<I", no_memory_files), reply.descriptors)
+            self._access = access
 
     async def lowers(self) -> list[list[int]]:
         by_target = [[layer for layer in self._layers if layer.target == target] for target in self.mounts]
@@ -295,6 +314,7 @@ class NamespaceTier:
                 devices=self._devices.get(id(shard), Devices()),
                 accounting=shard.accounting(seat),
                 seccomp=self._seccomp,
+                access=spec.access,
             ),
         )
         return plan
@@ -369,4 +389,10 @@ class NamespaceTier:
 
 def _kind(spec: BoxSpec) -> object:
     """Equal for sandboxes whose plans differ in nothing but the seat."""
-    return spec.hostname, spec.profile, spec.network, tuple((layer.digest, layer.target) for layer in spec.layers)
+    return (
+        spec.hostname,
+        spec.profile,
+        spec.network,
+        spec.access,
+        tuple((layer.digest, layer.target) for layer in spec.layers),
+    )

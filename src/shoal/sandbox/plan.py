@@ -54,6 +54,12 @@ OPERATIONS: Final = (
     ("commands", "iiiiiin"),
     ("capabilities", "i"),
     ("seccomp", "is"),
+    ("restrict", "isiii"),
+    ("hide", "isi"),
+    ("clone_all", "ii"),
+    ("visit", "i"),
+    ("view", "i"),
+    ("no_memory_files", ""),
 )
 Argument = int | str | bytes | Sequence[str] | Sequence[int]
 
