@@ -111,13 +111,21 @@ static void resize(const struct command *c, const uint8_t *payload, size_t lengt
     ioctl(c->child.in, TIOCSWINSZ, &size);
 }
 
+static void narrow(const struct frame *f, const uint8_t *payload) {
+    struct reader r = {payload, payload + f->length, false};
+    size_t count;
+    char **paths = read_list(&r, &count);
+    if (r.bad || enter_domain(paths, count)) node_is_gone(); /* it must not go on wider than was asked for */
+    free(paths);
+}
+
 static void handle(const struct frame *f, const uint8_t *payload) {
     if (f->kind == FRAME_SPAWN || f->kind == FRAME_FILE) {
         start(f, payload, f->kind == FRAME_FILE);
         return;
     }
-    if (f->kind == FRAME_NARROW && f->length == 4) {
-        if ((get_u32(payload) & 1) && forbid_memory_files()) node_is_gone(); /* it must not go on wider than asked for */
+    if (f->kind == FRAME_NARROW) {
+        narrow(f, payload);
         return;
     }
     struct command *c = find(f->id);

@@ -84,8 +84,11 @@ void spawner_forget(void); /* in a sandbox: gives back the pages that the spawne
 
 /* ---- init.c ---------------------------------------------------------------------------------- */
 
-int forbid_memory_files(void); /* to us and all that we start; 0 or an errno (sandbox.c) */
 _Noreturn void init_main(struct setup *s); /* in the new sandbox, just after clone: the rest of the plan, then PID 1 */
+
+/* ---- access.c -------------------------------------------------------------------------------- */
+
+int enter_domain(char **paths, size_t count); /* of Landlock; 0 or an errno */
 
 /* ---- spawn.c --------------------------------------------------------------------------------- */
 

@@ -125,32 +125,6 @@ int op_commands(struct setup *s) {
     return s->plan.bad ? EBADMSG : 0;
 }
 
-/* Where file operations find the tree as it is without the access policy. */
-int op_view(struct setup *s) {
-    s->inside.view = read_fd(s);
-    return s->plan.bad ? EBADMSG : 0;
-}
-
-/* A file that memfd_create makes is on no mount that could be told not to execute. */
-int forbid_memory_files(void) {
-    enum { MEMFD_SECRET = 447 }; /* the same number on every architecture; not in older headers */
-    struct sock_filter rules[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0 /* offset of seccomp_data.nr; other architectures are killed elsewhere */),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_memfd_create, 1, 0),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, MEMFD_SECRET, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EACCES),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    struct sock_fprog program = {sizeof rules / sizeof *rules, rules};
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) return errno;
-    return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program) ? errno : 0;
-}
-
-int op_no_memory_files(struct setup *s) {
-    (void)s;
-    return forbid_memory_files();
-}
-
 /* Keeps `keep` and nothing else, for us and, by the bounding set, for every command. */
 int op_capabilities(struct setup *s) {
     uint64_t keep = (uint64_t)read_int(&s->plan);

@@ -120,7 +120,7 @@ static int (*const operations[])(struct setup *) = {
     op_write, op_chown, op_remove_tree, op_keep,    op_drop,       op_send,    op_userns,     op_netns,   op_netlink,      op_listen, op_clone,
     op_identity, op_join,    op_unshare,    op_hostname,   op_rlimit,  op_commands,   op_capabilities, op_seccomp,
     op_restrict, op_hide,    op_clone_all,  op_visit,   op_view,
-    op_no_memory_files,
+    op_no_memory_files, op_landlock,
 };
 
 void setup_init(struct setup *s, int *kept, const uint8_t *plan, size_t length, const int *fds, size_t count) {

@@ -19,6 +19,18 @@ _MAY_BE_MISSING, _REAL_PATH, _IN_PLACE, _ONLY_LOOK = 1, 2, 8, 16
 _ROOT, _VIEW = 0, 1
 """Registers of a plan for a sandbox that runs."""
 _MEMORY: Final = "/dev/shm"
+_LOADERS: Final = (
+    "/lib64/ld-linux-x86-64.so.2",
+    "/lib/ld-linux-aarch64.so.1",
+    "/lib/ld-musl-x86_64.so.1",
+    "/lib/ld-musl-aarch64.so.1",
+    "/lib/ld-linux.so.2",
+)
+"""The kernel executes them with each dynamic program."""
+_NO_LIBRARIES: Final = (
+    "/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/libexec", "/usr/local/bin", "/usr/local/sbin", "/dev", "/etc", "/home",
+    "/media", "/mnt", "/opt", "/root", "/run", "/srv", "/tmp", "/var", "/workspace",
+)  # fmt: skip
 _LIBRARY_FOLDERS: Final = ("lib", "lib32", "lib64", "libx32")
 
 
@@ -140,6 +152,22 @@ def library_folders(mounts: Iterable[str]) -> list[str]:
     """From where code may be mapped though it is no program: what a loader needs, and a writer must not change."""
     prefixes = sorted({"/", "/usr", "/usr/local", *mounts} - {_MEMORY})
     return [posixpath.join(prefix, name) for prefix in prefixes for name in _LIBRARY_FOLDERS]
+
+
+def executable(access: Access, mounts: Iterable[str]) -> list[str]:
+    """The paths that Landlock lets through. Mounts refuse what is no program; in library folders, from which code must be
+    mapped, they can't, and Landlock does. Where they can it stays out of the way: what it refuses no one outside sees."""
+    if access.programs is None:
+        return ["/"]
+    beside = [path for path in _NO_LIBRARIES if not any(contains(path, mount) for mount in mounts)]
+    return [*access.programs, *_LOADERS, *beside]
+
+
+def add_domain(plan: Plan, access: Access, mounts: Iterable[str]) -> None:
+    """What is left to do when the mounts are in place, by the process that all commands descend from."""
+    plan.add("landlock", executable(access, mounts))
+    if access.programs is not None:
+        plan.add("no_memory_files")
 
 
 def visit(pid: int, access: Access, targets: Iterable[str], old: Access, *, view: bool) -> Plan:

@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from shoal.sandbox.access import Access, add_policy
+from shoal.sandbox.access import Access, add_domain, add_policy
 from shoal.sandbox.plan import HOST_MOUNTS, HOST_NETWORK, NONE, NULL_DEVICE, OWN_MOUNTS, Plan
 from shoal.sandbox.slots import IDS
 
@@ -270,6 +270,6 @@ def _lock_down(plan: Plan, shape: Shape) -> None:
         list(range(first, first + shape.command_joins)),
     )
     plan.add("capabilities", CAPABILITY_MASK)
-    if shape.access is not None and shape.access.programs is not None:
-        plan.add("no_memory_files")
+    if shape.access is not None:
+        add_domain(plan, shape.access, shape.targets)
     plan.add("seccomp", 1, shape.seccomp)

@@ -7,16 +7,15 @@ import functools
 import os
 import signal
 import socket
-import struct
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from shoal.errors import InvalidRequest, PlatformError, SandboxGone, Unsupported
-from shoal.sandbox.access import Access, check_tighter, visit
+from shoal.sandbox.access import Access, check_tighter, executable, visit
 from shoal.sandbox.cgroup import Cgroups, Limits, find_hierarchies
-from shoal.sandbox.channel import Channel, Process, Receiver, Request
+from shoal.sandbox.channel import Channel, FileOperation, Process, Receiver, Request
 from shoal.sandbox.compose import MOUNTS_MAX, Devices, Mount, Parts, compose
 from shoal.sandbox.disk import make_upper
 from shoal.sandbox.frame import Kind
@@ -28,11 +27,13 @@ from shoal.sandbox.seccomp import compile_filter
 from shoal.sandbox.shard import Seat, Shard
 from shoal.sandbox.slots import Slots
 from shoal.sandbox.trees import DEVICES, MountPoints, fill_sys
+from shoal.sandbox.values import encode_list
 from shoal.types import KiB, Layer, MiB, Profile
 
 _DEATH_SECONDS: Final = 30.0
 _TMPFS_INODE: Final = 1 * KiB
 """What an empty file on a tmpfs costs; charged to the sandbox like everything in it."""
+_LOOK: Final = Request(["/"], b"\0\0\0\0", "/", operation=FileOperation.STAT)
 _SYS: Final = Layer(digest="tree:sys", source="")
 
 
@@ -86,12 +87,15 @@ class NamespaceBox:
         async with self._narrowing:
             old = self._access or Access()
             check_tighter(old, access)
+            # Once init does anything at all the spawner's tree is gone from on top of the sandbox's; before, the plan
+            # would narrow that one.
+            await self.start(_LOOK, lambda _stream, _data: None).ended
             if self._channel is None or self._reason is not None:
                 raise SandboxGone(self.id, self._reason or "lost")
             plan = visit(self._pid, access, self.mounts, old, view=self._access is None)
             reply = await self._shard.spawner.run(plan)
-            no_memory_files = old.programs is None and access.programs is not None
-            await self._channel.give(Kind.NARROW, struct.pack("<I", no_memory_files), reply.descriptors)
+            allowed = encode_list(executable(access, self.mounts))
+            await self._channel.give(Kind.NARROW, allowed, reply.descriptors)
             self._access = access
 
     async def lowers(self) -> list[list[int]]:

@@ -60,6 +60,7 @@ OPERATIONS: Final = (
     ("visit", "i"),
     ("view", "i"),
     ("no_memory_files", ""),
+    ("landlock", "l"),
 )
 Argument = int | str | bytes | Sequence[str] | Sequence[int]
 
