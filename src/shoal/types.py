@@ -82,7 +82,7 @@ class NetworkPolicy(Struct, frozen=True, forbid_unknown_fields=True):
 class AccessPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What of its own files and programs a sandbox may use. Paths are absolute and plain: `*` is a star.
 
-    A path stands for all below it. Where `read_only` and `writable` both apply the longer path decides; `hidden` beats both."""
+    A path stands for all below it. Of `read_only` and `writable` the longer path decides; `hidden` beats both."""
 
     read_only: Sequence[str] = ()
     """May be read but not changed."""
@@ -91,7 +91,7 @@ class AccessPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     writable: Sequence[str] | None = None
     """If given, everything else is read-only; an empty list makes everything so. None: all but `read_only`."""
     programs: Sequence[str] | None = None
-    """If given, only these files, and those below these folders, may be executed, and nobody changes them. None: all."""
+    """If given, only these files, and those below these folders, may be executed, and nobody may change them."""
     sealed: Sequence[str] = ()
     """Paths for graders only. Comes with a later version: Unsupported if it is not empty."""
 
@@ -231,3 +231,5 @@ class SandboxInfo(Struct, frozen=True):
     """Why it is gone."""
     unenforced: tuple[str, ...] = ()
     """Limits of the profile that this machine or privilege can't enforce."""
+    audit_dropped: int = 0
+    """Audit records that are not there any more, or that the kernel could not hold; each such time as one."""

@@ -20,7 +20,7 @@ _OTHERS: Final = ("/proc", "/sys")
 
 
 def plain_access(policy: AccessPolicy) -> Access:
-    """The policy as tiers take it. InvalidRequest names the field; Unsupported for what this version or kernel can't do."""
+    """The policy as tiers take it. InvalidRequest names the field; Unsupported for what is for later."""
     if not isinstance(policy, AccessPolicy):
         raise InvalidRequest("access", f"takes an AccessPolicy, not {policy!r}")
     if policy.sealed:

@@ -7,7 +7,18 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from shoal.types import AccessPolicy, Change, FileInfo, Layer, NetworkPolicy, Profile, Result, SandboxInfo
+from shoal.types import (
+    AccessPolicy,
+    Audit,
+    AuditRecord,
+    Change,
+    FileInfo,
+    Layer,
+    NetworkPolicy,
+    Profile,
+    Result,
+    SandboxInfo,
+)
 
 OUTPUT_LIMIT = 1 << 20
 """Bytes kept of each stream where the caller names no limit."""
@@ -24,6 +35,7 @@ class CreateRequest(Struct, frozen=True, kw_only=True):
     tier: str = "namespace"
     network: str | NetworkPolicy | None = None
     access: AccessPolicy | None = None
+    audit: Audit | None = None
     env: Mapping[str, str] = {}
     cwd: str = "/workspace"
     user: str | int = "root"
@@ -73,6 +85,10 @@ class Node(Protocol):
     async def kill(self, sandbox: str) -> None: ...
     async def set_access(self, sandbox: str, policy: AccessPolicy) -> None:
         """InvalidRequest if it would allow what the present one refuses."""
+        ...
+
+    async def audit(self, sandbox: str) -> list[AuditRecord]:
+        """The latest records, oldest first."""
         ...
 
     async def run(self, sandbox: str, request: CommandRequest) -> Result: ...

@@ -20,6 +20,7 @@ from shoal.image.interpreter import Interpreter, Interpreters
 from shoal.image.store import Store
 from shoal.network.index import PackageIndex, read_package_index
 from shoal.node.access import plain_access, refused
+from shoal.node.audit import check_audit
 from shoal.node.changes import Changes, count_changes, find_changes
 from shoal.node.commands import check_env, check_seconds
 from shoal.node.files import READ_MAX, Files
@@ -29,7 +30,18 @@ from shoal.node.sandboxes import Sandbox
 from shoal.sandbox.interface import Box, BoxSpec, Tier
 from shoal.sandbox.namespace import NamespaceTier
 from shoal.sandbox.slots import IDS
-from shoal.types import PROFILES, AccessPolicy, Change, FileInfo, Image, Layer, Profile, Result, SandboxInfo
+from shoal.types import (
+    PROFILES,
+    AccessPolicy,
+    AuditRecord,
+    Change,
+    FileInfo,
+    Image,
+    Layer,
+    Profile,
+    Result,
+    SandboxInfo,
+)
 
 _REMEMBERED: Final = 10_000
 """Ended sandboxes whose reason is still known."""
@@ -84,6 +96,7 @@ class LocalNode:
             network="isolated" if network is None else "filtered",
             access=None if request.access is None else plain_access(request.access),
         )
+        audit = check_audit(request.audit)
         try:
             box = await self.tier.create(spec, self._ended)
         except SetupFailed as error:
@@ -99,8 +112,14 @@ class LocalNode:
             metadata=dict(request.metadata),
             unenforced=self.tier.unenforced,
         )
-        sandbox = Sandbox(box, info, request, environment(image, layers), network)
+        sandbox = Sandbox(box, info, request, environment(image, layers), network, audit)
         self._sandboxes[id] = sandbox
+        if audit.files:
+            try:
+                await sandbox.watch()
+            except BaseException:
+                await box.kill("killed")
+                raise
         if network is not None:
             network.start(box.listeners)
         if request.ttl is not None:
@@ -130,7 +149,9 @@ class LocalNode:
         raise NotFound(f"no sandbox {id} on this node")
 
     async def info(self, sandbox: str) -> SandboxInfo:
-        return self._find(sandbox).info
+        holder = self._find(sandbox)
+        dropped = holder.audit.dropped
+        return msgspec.structs.replace(holder.info, audit_dropped=dropped) if dropped else holder.info
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
         return [sandbox.info for sandbox in self._sandboxes.values()]
@@ -142,9 +163,17 @@ class LocalNode:
 
     async def set_access(self, sandbox: str, policy: AccessPolicy) -> None:
         try:
-            await self._find(sandbox).box.set_access(plain_access(policy))
+            holder = self._find(sandbox)
+            access = plain_access(policy)
+            await holder.box.set_access(access)
+            holder.access = policy
         except SetupFailed as error:
             raise refused(error) from None
+
+    async def audit(self, sandbox: str) -> list[AuditRecord]:
+        holder = self._find(sandbox)
+        holder.box.drain_watch()
+        return list(holder.audit.records)
 
     def upper(self, sandbox: str) -> int:
         """A directory descriptor of what it wrote; closed when it ends."""

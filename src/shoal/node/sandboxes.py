@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import posixpath
 from collections.abc import Mapping
 from contextlib import suppress
 
-from shoal.errors import FileExists, InvalidRequest, LimitExceeded, NotFound, SandboxGone
+from shoal.errors import FileExists, InvalidRequest, LimitExceeded, NotFound, PermissionDenied, SandboxGone
 from shoal.node.accounts import ROOT, Account, find_account
+from shoal.node.audit import AuditLog
 from shoal.node.commands import Command, check
 from shoal.node.files import Files
 from shoal.node.interface import CommandRequest, CreateRequest
 from shoal.node.networks import SandboxNetwork
-from shoal.sandbox.channel import Flag, Request
+from shoal.sandbox.channel import Exit, Flag, Request
 from shoal.sandbox.interface import Box
 from shoal.sandbox.values import encode_list
-from shoal.types import Result, SandboxInfo
+from shoal.types import Audit, Result, SandboxInfo
 
 _TERM = {"TERM": "xterm-256color"}
 _ACCOUNTS_MAX = 1 << 20
@@ -34,11 +36,15 @@ class Sandbox:
         request: CreateRequest,
         environment: Mapping[str, str],
         network: SandboxNetwork | None,
+        audit: Audit,
     ) -> None:
         """`environment`: of the image and layers, under that of the request."""
         self.box = box
         self.info = info
         self.network = network
+        self.audit = AuditLog(audit.limit)
+        self.access = request.access
+        """The policy in force."""
         self.clock: asyncio.TimerHandle | None = None
         self.commands: dict[int, Command] = {}
         self._request = request
@@ -46,16 +52,28 @@ class Sandbox:
         self._encoded: dict[Account, bytes] = {}
         self._shell = "/bin/bash"
 
+    async def watch(self) -> None:
+        """Begins to write down which files are opened. Unsupported where that can't be had."""
+        await self.box.watch_files(self.audit.opened, self.audit.lose)
+
     async def start(self, request: CommandRequest, *, streamed: bool) -> Command:
         """Starts a command; returns when init has it or refuses."""
         check(request)
         account = await self.account(self._request.user if request.user is None else request.user)
         command = Command(request, streamed=streamed)
-        command.start(self.box, self._wire(request, account, streamed=streamed))
+        wire = self._wire(request, account, streamed=streamed)
+        command.start(self.box, wire)
+        if self.access is not None:
+            command.process.ended.add_done_callback(functools.partial(self._note, str(wire.argv[0])))
         if request.stdin is not None:
             feeding = asyncio.get_running_loop().create_task(self._feed(command, request))
             command.process.ended.add_done_callback(lambda _: feeding.cancel())
         return command
+
+    def _note(self, program: str, ended: asyncio.Future[Exit]) -> None:
+        error = None if ended.cancelled() else ended.exception()
+        if isinstance(error, PermissionDenied):
+            self.audit.refused(program, str(error))
 
     async def _feed(self, command: Command, request: CommandRequest) -> None:
         await command.process.send_input(request.stdin or b"")

@@ -1,4 +1,4 @@
-"""An access policy as mounts: which paths of a sandbox are covered by what. Pure functions, and what they add to a plan."""
+"""An access policy as mounts and a Landlock domain: which paths are covered by what. Pure, from it to plans."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAY_BE_MISSING, _REAL_PATH, _IN_PLACE, _ONLY_LOOK = 1, 2, 8, 16
 """How init/mounts.c looks a path up, and what it does there."""
 _ROOT, _VIEW = 0, 1
 """Registers of a plan for a sandbox that runs."""
-_MEMORY: Final = "/dev/shm"
+MEMORY: Final = "/dev/shm"
 _LOADERS: Final = (
     "/lib64/ld-linux-x86-64.so.2",
     "/lib/ld-linux-aarch64.so.1",
@@ -27,10 +27,6 @@ _LOADERS: Final = (
     "/lib/ld-linux.so.2",
 )
 """The kernel executes them with each dynamic program."""
-_NO_LIBRARIES: Final = (
-    "/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/libexec", "/usr/local/bin", "/usr/local/sbin", "/dev", "/etc", "/home",
-    "/media", "/mnt", "/opt", "/root", "/run", "/srv", "/tmp", "/var", "/workspace",
-)  # fmt: skip
 _LIBRARY_FOLDERS: Final = ("lib", "lib32", "lib64", "libx32")
 
 
@@ -60,6 +56,10 @@ class Access(Struct, frozen=True):
     def paths(self) -> set[str]:
         """Where anything changes from one state to another."""
         return {"/", *self.read_only, *self.hidden, *(self.writable or ()), *(self.programs or ())}
+
+
+ALL: Final = Access()
+"""What a sandbox without a policy allows."""
 
 
 def contains(folder: str, path: str) -> bool:
@@ -109,12 +109,12 @@ class _Cover(Struct, frozen=True):
 
 
 def add_policy(
-    plan: Plan, root: int, access: Access, targets: Iterable[str], *, old: Access = Access(), look: int = 0
+    plan: Plan, root: int, access: Access, targets: Iterable[str], *, old: Access = ALL, look: int = 0
 ) -> None:
     """Narrows the tree at `root`, whose own mounts are at `targets`, from what `old` allows to what `access` does.
 
     `look`: how paths are looked up, by the flags above."""
-    mounts = {"/", *targets, _MEMORY}
+    mounts = {"/", *targets, MEMORY}
     for path in sorted(mounts):
         if (attributes := _base(path, old, access)) and not look & _ONLY_LOOK:
             plan.add("restrict", root, path, attributes, 0, look | _IN_PLACE)
@@ -134,10 +134,8 @@ def _base(mount: str, old: Access, new: Access) -> int:
 
 def _covers(old: Access, new: Access, mounts: Collection[str]) -> list[_Cover]:
     """Outer ones first: the copy of an outer path brings along what lies on an inner one."""
-    found: list[_Cover] = []
-    for path in sorted((old.paths | new.paths) - {"/"}):
-        if path not in mounts and old.writes(path) and not new.writes(path) and not new.hides(path):
-            found.append(_Cover(path, _RDONLY))
+    paths = [path for path in old.paths | new.paths if path not in mounts and not new.hides(path)]
+    found = [_Cover(path, _RDONLY) for path in paths if old.writes(path) and not new.writes(path)]
     no_programs = _NOEXEC if new.programs is not None else 0
     rooms = new.writable or ()
     found += [_Cover(path, no_programs, _RDONLY) for path in rooms if old.writable is None or path not in old.writable]
@@ -150,24 +148,31 @@ def _covers(old: Access, new: Access, mounts: Collection[str]) -> list[_Cover]:
 
 def library_folders(mounts: Iterable[str]) -> list[str]:
     """From where code may be mapped though it is no program: what a loader needs, and a writer must not change."""
-    prefixes = sorted({"/", "/usr", "/usr/local", *mounts} - {_MEMORY})
+    prefixes = sorted({"/", "/usr", "/usr/local", *mounts} - {MEMORY})
     return [posixpath.join(prefix, name) for prefix in prefixes for name in _LIBRARY_FOLDERS]
 
 
-def executable(access: Access, mounts: Iterable[str]) -> list[str]:
-    """The paths that Landlock lets through. Mounts refuse what is no program; in library folders, from which code must be
-    mapped, they can't, and Landlock does. Where they can it stays out of the way: what it refuses no one outside sees."""
-    if access.programs is None:
-        return ["/"]
-    beside = [path for path in _NO_LIBRARIES if not any(contains(path, mount) for mount in mounts)]
-    return [*access.programs, *_LOADERS, *beside]
+def executable(access: Access) -> list[str]:
+    """The paths that Landlock lets through. In library folders, from which code must be mapped, mounts can't tell what
+    is a program; and where the host's audit is on, the kernel writes down what Landlock refuses."""
+    return ["/"] if access.programs is None else [*access.programs, *_LOADERS]
 
 
-def add_domain(plan: Plan, access: Access, mounts: Iterable[str]) -> None:
+def add_domain(plan: Plan, access: Access) -> None:
     """What is left to do when the mounts are in place, by the process that all commands descend from."""
-    plan.add("landlock", executable(access, mounts))
+    plan.add("landlock", executable(access))
     if access.programs is not None:
         plan.add("no_memory_files")
+
+
+def show(pid: int, mount: str) -> Plan:
+    """The plan that sends out a mount of a sandbox that runs, by where it is."""
+    plan = Plan()
+    plan.add("visit", pid)
+    plan.add("open", _ROOT, NONE, mount, os.O_PATH)
+    plan.add("enter", OWN_MOUNTS)
+    plan.add("send", _ROOT)
+    return plan
 
 
 def visit(pid: int, access: Access, targets: Iterable[str], old: Access, *, view: bool) -> Plan:

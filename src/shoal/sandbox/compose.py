@@ -271,5 +271,5 @@ def _lock_down(plan: Plan, shape: Shape) -> None:
     )
     plan.add("capabilities", CAPABILITY_MASK)
     if shape.access is not None:
-        add_domain(plan, shape.access, shape.targets)
+        add_domain(plan, shape.access)
     plan.add("seccomp", 1, shape.seccomp)

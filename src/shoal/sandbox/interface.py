@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from shoal.sandbox.access import Access
 from shoal.sandbox.channel import Process, Receiver, Request
+from shoal.sandbox.fanotify import Opened
 from shoal.types import Layer, Profile
 
 Listeners = tuple[int, ...]
@@ -50,6 +51,16 @@ class Box(Protocol):
     async def set_access(self, access: Access) -> None:
         """Tightens what its commands may use, also of those that run. InvalidRequest if anything would be loosened;
         SetupFailed if a step fails, by which it may have become tighter and nothing looser."""
+        ...
+
+    async def watch_files(self, report: Callable[[Opened], None], lost: Callable[[], None]) -> None:
+        """Once: from now on every file that is opened or executed is reported, and `lost` called when some were dropped.
+
+        Unsupported where that can't be had."""
+        ...
+
+    def drain_watch(self) -> None:
+        """Reports what has happened until now, if anything is watched."""
         ...
 
     async def kill(self, reason: str) -> None:

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Final
 
 from shoal.errors import InvalidRequest, PlatformError, SandboxGone, Unsupported
-from shoal.sandbox.access import Access, check_tighter, executable, visit
+from shoal.sandbox.access import ALL, MEMORY, Access, check_tighter, executable, show, visit
 from shoal.sandbox.cgroup import Cgroups, Limits, find_hierarchies
 from shoal.sandbox.channel import Channel, FileOperation, Process, Receiver, Request
 from shoal.sandbox.compose import MOUNTS_MAX, Devices, Mount, Parts, compose
 from shoal.sandbox.disk import make_upper
+from shoal.sandbox.fanotify import FileWatch, Opened
 from shoal.sandbox.frame import Kind
 from shoal.sandbox.interface import BoxSpec
 from shoal.sandbox.leftovers import claim, sweep
@@ -33,7 +34,7 @@ from shoal.types import KiB, Layer, MiB, Profile
 _DEATH_SECONDS: Final = 30.0
 _TMPFS_INODE: Final = 1 * KiB
 """What an empty file on a tmpfs costs; charged to the sandbox like everything in it."""
-_LOOK: Final = Request(["/"], b"\0\0\0\0", "/", operation=FileOperation.STAT)
+_LOOK: Final = Request(["/"], [], "/", operation=FileOperation.STAT)
 _SYS: Final = Layer(digest="tree:sys", source="")
 
 
@@ -56,6 +57,7 @@ class NamespaceBox:
         self._access = spec.access
         self._narrowing = asyncio.Lock()
         self._pid = 0
+        self._watch: FileWatch | None = None
         self._reason: str | None = None
         self._pidfd = -1
         self._channel: Channel | None = None
@@ -85,18 +87,36 @@ class NamespaceBox:
 
     async def set_access(self, access: Access) -> None:
         async with self._narrowing:
-            old = self._access or Access()
+            old = self._access or ALL
             check_tighter(old, access)
-            # Once init does anything at all the spawner's tree is gone from on top of the sandbox's; before, the plan
-            # would narrow that one.
-            await self.start(_LOOK, lambda _stream, _data: None).ended
-            if self._channel is None or self._reason is not None:
-                raise SandboxGone(self.id, self._reason or "lost")
+            await self._settle()
             plan = visit(self._pid, access, self.mounts, old, view=self._access is None)
             reply = await self._shard.spawner.run(plan)
-            allowed = encode_list(executable(access, self.mounts))
+            allowed = encode_list(executable(access))
+            assert self._channel is not None
             await self._channel.give(Kind.NARROW, allowed, reply.descriptors)
             self._access = access
+
+    async def watch_files(self, report: Callable[[Opened], None], lost: Callable[[], None]) -> None:
+        await self._settle()
+        self._watch = watch = FileWatch(report, lost)
+        for number, path in enumerate((MEMORY, *self.mounts)):
+            (descriptor,) = (await self._shard.spawner.run(show(self._pid, path))).descriptors
+            try:
+                watch.add(descriptor, whole=number > 0)
+            finally:
+                os.close(descriptor)
+
+    def drain_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.drain()
+
+    async def _settle(self) -> None:
+        """Once init does anything at all the spawner's tree is gone from on top of the sandbox's. Before, a plan that
+        visits the sandbox would find that one."""
+        await self.start(_LOOK, lambda _stream, _data: None).ended
+        if self._channel is None or self._reason is not None:
+            raise SandboxGone(self.id, self._reason or "lost")
 
     async def lowers(self) -> list[list[int]]:
         by_target = [[layer for layer in self._layers if layer.target == target] for target in self.mounts]
@@ -132,6 +152,9 @@ class NamespaceBox:
         """See `NamespaceTier.forsake`."""
         if self._channel is not None:
             self._channel.forsake()
+        if self._watch is not None:
+            self._watch.forsake()
+            self._watch = None
         for descriptor in (self._pidfd, self.upper):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -157,6 +180,9 @@ class NamespaceBox:
             return
         self._dead.set_result(None)
         self._end("init_died")
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
         held = [descriptor for descriptor in (self._pidfd, self.upper) if descriptor >= 0]
         self._pidfd = self.upper = -1
         self._shard.live -= 1

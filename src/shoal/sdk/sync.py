@@ -17,6 +17,8 @@ from shoal.sdk.streams import TextStreams, Writer, close_stream, next_piece, to_
 from shoal.sdk.transfer import download, upload
 from shoal.types import (
     AccessPolicy,
+    Audit,
+    AuditRecord,
     Change,
     FileInfo,
     Layer,
@@ -31,6 +33,7 @@ from shoal.types import (
 FileInfos = list[FileInfo]
 SandboxInfos = list[SandboxInfo]
 Changes = list[Change]
+AuditRecords = list[AuditRecord]
 """Aliases, since the classes below have a method `list`."""
 
 
@@ -300,6 +303,7 @@ class Sandbox:
         tier: str = "namespace",
         network: str | NetworkPolicy | None = None,
         access: AccessPolicy | None = None,
+        audit: Audit | None = None,
         env: Mapping[str, str] | None = None,
         cwd: str = "/workspace",
         user: str | int = "root",
@@ -311,7 +315,7 @@ class Sandbox:
 
         `layers`: keys of layers (digests, names, "python:3.11"), highest first. `profile`: a name or a Profile.
         `network`: None for none at all, "pypi" for the package index, or a NetworkPolicy. `access`: what of its
-        files and programs commands may use. `env`, `cwd` and `user` hold
+        files and programs commands may use. `audit`: what of their doing is written down. `env`, `cwd` and `user` hold
         for every command that does not say otherwise. `ttl`: seconds of life.
         InvalidRequest names the field that is wrong; CapacityError when there is no room; SetupFailed.
         """
@@ -324,6 +328,7 @@ class Sandbox:
             tier=tier,
             network=network,
             access=access,
+            audit=audit,
             env=plain_env(env),
             cwd=cwd,
             user=user,
@@ -363,10 +368,15 @@ class Sandbox:
         return call(self._node.info(self.id))
 
     def set_access(self, policy: AccessPolicy) -> None:
-        """Tightens what commands may use of files and programs, those that run included as far as docs/guide/access.md says.
+        """Tightens what commands may use of files and programs; those that run, as far as docs/guide/access.md says.
 
         InvalidRequest names the field by which something would be allowed that is not now."""
         call(self._node.set_access(self.id, policy))
+
+    def audit(self) -> AuditRecords:
+        """What was refused by the access policy, as far as it can be seen, and what `create(audit=...)` asked for; the
+        latest records, oldest first."""
+        return call(self._node.audit(self.id))
 
     def changes(self) -> Changes:
         """What differs from its layers, sorted by path."""
