@@ -31,9 +31,9 @@ class AuditLog:
             AuditRecord(time=event.time, kind="file", pid=event.pid, program=event.program, detail=detail, allowed=True)
         )
 
-    def refused(self, program: str) -> None:
-        """A command that the access policy did not let start."""
-        self.add(AuditRecord(time=time.time(), kind="denied", pid=0, program=program, detail="execute", allowed=False))
+    def refused(self, program: str, why: str) -> None:
+        """A command that could not be started."""
+        self.add(AuditRecord(time=time.time(), kind="denied", pid=0, program=program, detail=why, allowed=False))
 
 
 def check_audit(audit: Audit | None) -> Audit:

@@ -54,7 +54,7 @@ class Box(Protocol):
         ...
 
     async def watch_files(self, report: Callable[[Opened], None], lost: Callable[[], None]) -> None:
-        """Once: from now on every file that is opened or executed is reported, and `lost` called when some were dropped.
+        """Once: from now on every file that is opened or executed is reported; `lost` is called when some were dropped.
 
         Unsupported where that can't be had."""
         ...
