@@ -84,7 +84,7 @@ int op_hide(struct setup *s) {
     int target = find(root, path, flags | ONE_NAME, &st);
     if (target < 0) return setup_fail(s, errno, path);
     const char *mask = S_ISDIR(st.st_mode) ? "proc/tty/driver" : "proc/sys/kernel/cad_pid";
-    int error = flags & ONLY_LOOK ? 0 : cover(root, mask, target, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOEXEC, 0);
+    int error = flags & ONLY_LOOK ? 0 : cover(root, mask, target, MOUNT_ATTR_NOEXEC, 0);
     close(target);
     return error ? setup_fail(s, error, path) : 0;
 }
