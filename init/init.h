@@ -71,6 +71,7 @@ struct setup {
     unsigned step;         /* index of the operation being done */
     char detail[160];      /* what the kernel had to say about the failure */
     pid_t child;           /* PID 1 of the sandbox that the plan made, or 0 */
+    int child_mounts;      /* its mount namespace */
 };
 void setup_init(struct setup *s, int *kept, const uint8_t *plan, size_t length, const int *fds, size_t count);
 int setup_run(struct setup *s);         /* 0, or an errno; s->step then names the operation */
