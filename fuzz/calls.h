@@ -100,9 +100,10 @@ static long stub_syscall(long number, ...) {
     va_end(arguments);
     if (number == SYS_clone3) return stub_clone3((struct clone_args *)first);
     if (number == SYS_clone) return outcome() ? -1 : 1234;
-    if (number == SYS_fsopen) return new_fd();
+    if (number == SYS_fsopen || number == SYS_landlock_create_ruleset) return new_fd();
     if (number == SYS_fsmount || number == SYS_open_tree || number == SYS_openat2) return use((int)first) ? -1 : new_fd();
     if (number == SYS_fsconfig || number == SYS_mount_setattr || number == SYS_move_mount) return use((int)first);
+    if (number == SYS_landlock_add_rule || number == SYS_landlock_restrict_self) return use((int)first);
     return outcome();
 }
 

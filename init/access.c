@@ -121,20 +121,20 @@ static void allow_execution(int rules, const char *path) {
 
 /* Puts us, and so every command that we start later, into a domain that executes nothing but what is at or below these
  * paths. It also keeps them from looking into processes outside of it (/proc/<pid>/cwd, root, fd, ptrace), which may still
- * hold what the policy has hidden since. One domain for all: entering it costs a command nothing. A kernel without
- * Landlock, or one on which we are in too many domains already, leaves it at the mounts, as `doctor` says. */
+ * hold what the policy has hidden since. One domain for all: it costs a command nothing. A kernel without
+ * Landlock leaves it at the mounts, as `doctor` says. */
 int enter_domain(char **paths, size_t count) {
     struct landlock_ruleset_attr handled = {.handled_access_fs = LANDLOCK_ACCESS_FS_EXECUTE};
     int rules = (int)syscall(SYS_landlock_create_ruleset, &handled, sizeof handled.handled_access_fs, 0);
     if (rules < 0) return errno == ENOSYS || errno == EOPNOTSUPP ? 0 : errno;
     for (size_t i = 0; i < count; i++) allow_execution(rules, paths[i]);
     int error = prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ? errno : 0;
-    /* Where the host's audit is on, it is told of what a command tries; before Linux 6.15 the flag is unknown. */
+    /* Where the host's audit is on, the kernel writes down what it refuses; before Linux 6.15 the flag is unknown. */
     unsigned flags = LANDLOCK_RESTRICT_SELF_LOG_NEW_EXEC_ON;
     if (!error && syscall(SYS_landlock_restrict_self, rules, flags)) error = errno;
     if (error == EINVAL) error = syscall(SYS_landlock_restrict_self, rules, 0) ? errno : 0;
     close(rules);
-    return error == E2BIG ? 0 : error;
+    return error;
 }
 
 int op_landlock(struct setup *s) {

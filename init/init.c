@@ -115,7 +115,7 @@ static void narrow(const struct frame *f, const uint8_t *payload) {
     struct reader r = {payload, payload + f->length, false};
     size_t count;
     char **paths = read_list(&r, &count);
-    if (r.bad || enter_domain(paths, count)) node_is_gone(); /* it must not go on wider than was asked for */
+    if (r.bad || (count && enter_domain(paths, count))) node_is_gone(); /* it must not go on wider than was asked for */
     free(paths);
 }
 

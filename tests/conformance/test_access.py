@@ -160,6 +160,33 @@ def test_the_policy_is_for_commands_and_not_for_their_owner() -> None:
             assert {change.path for change in either.changes()} >= {"/etc/new", "/root/answers"}
 
 
+def test_a_call_that_fails_leaves_the_owner_s_view_and_can_be_made_again(box: shoal.Sandbox) -> None:
+    writer = box.commands.run([SHELL, "-c", "exec 9>/workspace/log; read"], background=True)
+    while not box.files.exists("/workspace/log"):
+        time.sleep(0.01)
+    policy = AccessPolicy(hidden=["/etc"], writable=["/tmp"])
+    with pytest.raises(InvalidRequest, match="open for writing"):
+        box.set_access(policy)
+    writer.kill()
+    writer.wait()
+    box.set_access(policy)
+    box.files.write("/etc/new", "x")
+    assert outcome(box, "touch /workspace/new") == "Read-only file system"
+
+
+def test_it_can_be_tightened_a_number_of_times(box: shoal.Sandbox) -> None:
+    names = [f"/workspace/{number}" for number in range(13)]
+    for name in names:
+        box.files.make_dir(name)
+    for count in range(1, 13):
+        box.set_access(AccessPolicy(hidden=names[:count]))
+        box.set_access(AccessPolicy(hidden=names[:count]))
+    assert outcome(box, "ls /workspace/11") == "Permission denied"
+    with pytest.raises(Unsupported):
+        box.set_access(AccessPolicy(hidden=names))
+    assert outcome(box, "ls /workspace/12; echo fine") == "fine"
+
+
 @pytest.mark.parametrize(
     ("policy", "field"),
     [

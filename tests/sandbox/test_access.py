@@ -7,8 +7,8 @@ import os
 import pytest
 
 from shoal.errors import InvalidRequest
-from shoal.sandbox.access import ALL, Access, add_domain, add_policy, check_tighter, library_folders, visit
-from shoal.sandbox.plan import Plan
+from shoal.sandbox.access import ALL, Access, add_domain, add_policy, check_tighter, inspect, library_folders, visit
+from shoal.sandbox.plan import NONE, OWN_MOUNTS, Plan
 
 RDONLY, NOEXEC = 1, 8
 MAY_BE_MISSING, REAL_PATH, IN_PLACE, ONLY_LOOK = 1, 2, 8, 16
@@ -81,20 +81,23 @@ def test_landlock_lets_programs_and_loaders_through_or_all() -> None:
 
 
 def test_a_running_sandbox_is_looked_at_before_anything_is_changed() -> None:
-    old = Access(hidden=("/a",))
-    plan = visit(77, Access(hidden=("/a", "/b"), writable=("/tmp",)), ("/",), old, view=True)
-    assert plan.steps == [
-        ("visit", (77,)),
-        ("open", (0, -1, "/", os.O_PATH | os.O_DIRECTORY)),
+    old, new = Access(hidden=("/a",)), Access(hidden=("/a", "/b"), writable=("/tmp",))
+    start = [("visit", (77,)), ("open", (0, NONE, "/", os.O_PATH | os.O_DIRECTORY))]
+    assert inspect(77, new, ("/",), old).steps == [
+        *start,
         ("restrict", (0, "/tmp", 0, RDONLY, REAL_PATH | ONLY_LOOK)),
         ("hide", (0, "/b", REAL_PATH | ONLY_LOOK)),
         ("clone_all", (1, 0)),
+        ("enter", (OWN_MOUNTS,)),
         ("send", (1,)),
+    ]
+    assert visit(77, new, ("/",), old).steps == [
+        *start,
         ("restrict", (0, "/", RDONLY, 0, REAL_PATH | IN_PLACE)),
         ("restrict", (0, "/dev/shm", RDONLY, 0, REAL_PATH | IN_PLACE)),
         ("restrict", (0, "/tmp", 0, RDONLY, REAL_PATH)),
         ("hide", (0, "/b", REAL_PATH)),
-        ("enter", (1001,)),
+        ("enter", (OWN_MOUNTS,)),
     ]
 
 

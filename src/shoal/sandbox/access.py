@@ -153,8 +153,8 @@ def library_folders(mounts: Iterable[str]) -> list[str]:
 
 
 def executable(access: Access) -> list[str]:
-    """The paths that Landlock lets through. In library folders, from which code must be mapped, mounts can't tell what
-    is a program; and where the host's audit is on, the kernel writes down what Landlock refuses."""
+    """The paths that Landlock lets through: in library folders, from which code must be mapped, mounts can't tell what
+    is a program. A domain that lets all through still keeps those in it from looking into processes outside of it."""
     return ["/"] if access.programs is None else [*access.programs, *_LOADERS]
 
 
@@ -175,17 +175,24 @@ def show(pid: int, mount: str) -> Plan:
     return plan
 
 
-def visit(pid: int, access: Access, targets: Iterable[str], old: Access, *, view: bool) -> Plan:
-    """The plan that narrows a sandbox that runs. First all is looked up, so that what fails changes nothing.
-
-    `view`: sends out its tree as it is now."""
+def inspect(pid: int, access: Access, targets: Iterable[str], old: Access) -> Plan:
+    """The plan that looks up all that `visit` will need, so that what fails changes nothing, and sends out the tree of
+    a sandbox that runs as it is now."""
     plan = Plan()
     plan.add("visit", pid)
     plan.add("open", _ROOT, NONE, "/", os.O_PATH | os.O_DIRECTORY)
     add_policy(plan, _ROOT, access, targets, old=old, look=_REAL_PATH | _ONLY_LOOK)
-    if view:
-        plan.add("clone_all", _VIEW, _ROOT)
-        plan.add("send", _VIEW)
+    plan.add("clone_all", _VIEW, _ROOT)
+    plan.add("enter", OWN_MOUNTS)
+    plan.add("send", _VIEW)
+    return plan
+
+
+def visit(pid: int, access: Access, targets: Iterable[str], old: Access) -> Plan:
+    """The plan that narrows a sandbox that runs."""
+    plan = Plan()
+    plan.add("visit", pid)
+    plan.add("open", _ROOT, NONE, "/", os.O_PATH | os.O_DIRECTORY)
     add_policy(plan, _ROOT, access, targets, old=old, look=_REAL_PATH)
     plan.add("enter", OWN_MOUNTS)
     return plan

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from shoal.errors import InvalidRequest, PlatformError, SandboxGone, Unsupported
-from shoal.sandbox.access import ALL, MEMORY, Access, check_tighter, executable, show, visit
+from shoal.sandbox.access import ALL, MEMORY, Access, check_tighter, executable, inspect, show, visit
 from shoal.sandbox.cgroup import Cgroups, Limits, find_hierarchies
 from shoal.sandbox.channel import Channel, FileOperation, Process, Receiver, Request
 from shoal.sandbox.compose import MOUNTS_MAX, Devices, Mount, Parts, compose
@@ -34,6 +34,8 @@ from shoal.types import KiB, Layer, MiB, Profile
 _DEATH_SECONDS: Final = 30.0
 _TMPFS_INODE: Final = 1 * KiB
 """What an empty file on a tmpfs costs; charged to the sandbox like everything in it."""
+_DOMAINS_MAX: Final = 12
+"""Of the 16 that Landlock nests; the others are for programs that confine themselves."""
 _LOOK: Final = Request(["/"], [], "/", operation=FileOperation.STAT)
 _SYS: Final = Layer(digest="tree:sys", source="")
 
@@ -55,6 +57,8 @@ class NamespaceBox:
         self._seat = seat
         self._on_end = on_end
         self._access = spec.access
+        self._viewed = spec.access is not None
+        self._domains = int(self._viewed)
         self._narrowing = asyncio.Lock()
         self._pid = 0
         self._watch: FileWatch | None = None
@@ -89,12 +93,22 @@ class NamespaceBox:
         async with self._narrowing:
             old = self._access or ALL
             check_tighter(old, access)
+            if access == old:
+                return
+            if self._domains == _DOMAINS_MAX:
+                raise Unsupported(f"access: tightened {_DOMAINS_MAX} times, which is all; make another sandbox")
             await self._settle()
-            plan = visit(self._pid, access, self.mounts, old, view=self._access is None)
-            reply = await self._shard.spawner.run(plan)
-            allowed = encode_list(executable(access))
             assert self._channel is not None
-            await self._channel.give(Kind.NARROW, allowed, reply.descriptors)
+            look = await self._shard.spawner.run(inspect(self._pid, access, self.mounts, old))
+            if self._viewed:
+                os.close(*look.descriptors)
+            else:
+                await self._channel.give(Kind.NARROW, encode_list([]), look.descriptors)
+                self._viewed = True
+            await self._shard.spawner.run(visit(self._pid, access, self.mounts, old))
+            # Each time a domain within the last: what starts now can't look into what has seen more.
+            await self._channel.give(Kind.NARROW, encode_list(executable(access)), ())
+            self._domains += 1
             self._access = access
 
     async def watch_files(self, report: Callable[[Opened], None], lost: Callable[[], None]) -> None:
