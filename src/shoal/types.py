@@ -96,31 +96,6 @@ class AccessPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Paths for graders only. Comes with a later version: Unsupported if it is not empty."""
 
 
-class Audit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What of a sandbox's doing is written down."""
-
-    syscalls: tuple[str, ...] = ()
-    """Names of system calls."""
-    files: bool = False
-    """Every file that is opened or executed."""
-    limit: int = 10_000
-    """Records that are kept; older ones make room and are counted."""
-
-
-class AuditRecord(Struct, frozen=True, kw_only=True):
-    """One thing that a process in a sandbox did or tried. Programs and paths are text that the sandbox chose."""
-
-    time: float
-    """Seconds since the epoch."""
-    kind: Literal["denied", "file", "syscall"]
-    pid: int
-    """As the sandbox counts; 0 where it is not known."""
-    program: str
-    """Name of the process, or what was to be run."""
-    detail: str
-    allowed: bool
-
-
 class Layer(Struct, frozen=True):
     """A read-only tree that can be part of a sandbox's root."""
 
@@ -231,5 +206,33 @@ class SandboxInfo(Struct, frozen=True):
     """Why it is gone."""
     unenforced: tuple[str, ...] = ()
     """Limits of the profile that this machine or privilege can't enforce."""
-    audit_dropped: int = 0
-    """Audit records that are not there any more, or that the kernel could not hold; each such time as one."""
+
+
+class Audit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is written down of what a sandbox does. Nothing that is left out costs anything."""
+
+    syscalls: tuple[str, ...] = ()
+    """Names of system calls ("connect", "execve", "mount"). Each then takes some 20 us more. Up to 1,000 a second are
+    written down, with a burst of 2,000; of the rest only the number is known."""
+    files: bool = False
+    """Every file that is opened or executed. For root only."""
+    records: int = 10_000
+    """How many are kept; the oldest go first."""
+
+
+class AuditRecord(Struct, frozen=True):
+    """One thing that a sandbox did or tried."""
+
+    time: float
+    """Seconds since the epoch; a later record has a later one."""
+    kind: str
+    """The system call; "file" for one that was opened; "denied" for a command that was not let start; or "dropped":
+    records that are missing here, `detail` says how many."""
+    pid: int
+    """Of the thread, as the sandbox counts; 0 where it is not known."""
+    program: str
+    """The file that it runs, as its mount namespace names it; for "file" the name of the process."""
+    detail: str
+    """Path, address or arguments. A hint: what a pointer led to may have been changed before the kernel used it."""
+    allowed: bool
+    """False for a call that no sandbox may make. True: it went on, and may have failed for reasons of its own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 import shoal
 from shoal import AccessPolicy, Audit
-from shoal.errors import InvalidRequest, ShoalError
+from shoal.errors import InvalidRequest
 from shoal.types import Layer
 
 from .intruder import SMALL, compiled, python, still_works
@@ -32,6 +33,14 @@ def find_secret(box: shoal.Sandbox) -> str:
     open_ones = "/proc/[0-9]*/cwd/secret /proc/[0-9]*/fd/*/secret /proc/[0-9]*/root/srv/a/b/secret"
     search = f"grep -rIl 'answer is 4[2]' /srv /tmp /root /home /mnt /workspace /dev/shm; cat {open_ones}"
     return box.commands.run(["/bin/sh", "-c", search], timeout=60).stdout
+
+
+def started(box: shoal.Sandbox, before: str, after: str) -> shoal.Command:
+    """A command that has done the first part, and does the second when it gets a line."""
+    command = box.commands.run([SHELL, "-c", f"{before}; : > /tmp/started; read; {after}"], background=True)
+    while not box.files.exists("/tmp/started"):
+        time.sleep(0.01)
+    return command
 
 
 # Other names
@@ -109,7 +118,7 @@ def test_a_new_root_is_no_way_around(holder: shoal.Sandbox) -> None:
 
 def test_what_ran_before_gives_nothing_away_through_proc(holder: shoal.Sandbox) -> None:
     """It stands in the folder and holds it open. It can read on; commands that start later get no further by it."""
-    earlier = holder.commands.run([SHELL, "-c", "cd /srv/a/b; exec 9<.; read; cat secret"], background=True)
+    earlier = started(holder, "cd /srv/a/b; exec 9<.", "cat secret")
     holder.set_access(AccessPolicy(hidden=["/srv/a/b"]))
     outcomes = python(
         holder,
@@ -213,14 +222,23 @@ def test_nothing_can_be_mounted_or_unmounted(holder: shoal.Sandbox) -> None:
 
 def test_open_writers_are_not_overlooked(holder: shoal.Sandbox) -> None:
     """The root can't become read-only under a file that is open for writing; the caller is told, and can try again."""
-    writer = holder.commands.run([SHELL, "-c", "exec 9>/root/log; read; echo x >&9; echo done"], background=True)
-    holder.commands.run("sleep 0.2")
+    writer = started(holder, "exec 9>/root/log", "echo x >&9")
     with pytest.raises(InvalidRequest, match="open for writing"):
         holder.set_access(AccessPolicy(writable=["/tmp"]))
     writer.kill()
     writer.wait()
     holder.set_access(AccessPolicy(writable=["/tmp"]))
     assert "Read-only" in holder.commands.run("echo x > /root/log").stderr
+
+
+def test_a_whole_mount_becomes_read_only_for_what_stands_in_it(holder: shoal.Sandbox) -> None:
+    earlier = started(
+        holder, "cd /srv/a/b; exec 9<.", "echo x > new; echo x > /proc/self/fd/9/new; rm secret; echo end"
+    )
+    holder.set_access(AccessPolicy(writable=["/tmp"]))
+    earlier.send_stdin("\n")
+    assert earlier.wait().stderr.count("Read-only file system") == 3
+    assert holder.files.read("/srv/a/b/secret") == SECRET
 
 
 # Programs
@@ -307,8 +325,8 @@ def test_no_code_is_mapped_from_what_can_be_written(narrow: shoal.Sandbox) -> No
 
 def test_programs_hold_for_what_runs_already(holder: shoal.Sandbox) -> None:
     holder.commands.run("cp /usr/bin/id /tmp/id", check=True)
-    script = f"read; cd /tmp; ./id; exec 9</tmp/id; /proc/self/fd/9; /usr/bin/id; {LOADER} /tmp/id; echo end"
-    earlier = holder.commands.run([SHELL, "-c", script], background=True)
+    attempts = f"./id; /proc/self/fd/9; /usr/bin/id; {LOADER} /tmp/id; {LOADER} /proc/self/fd/9; echo end"
+    earlier = started(holder, "cd /tmp; exec 9</tmp/id", attempts)
     holder.set_access(AccessPolicy(programs=[SHELL]))
     earlier.send_stdin("\n")
     assert earlier.wait().stdout == "end\n"
@@ -319,7 +337,7 @@ def test_programs_hold_for_what_runs_already(holder: shoal.Sandbox) -> None:
 
 def test_an_audit_is_not_held_up_by_what_is_opened(tmp_path: Path) -> None:
     """FIFOs, leases, names that are no text, files that are gone, and more than is kept."""
-    with shoal.Sandbox.create(profile=SMALL, audit=Audit(files=True, limit=100)) as box:
+    with shoal.Sandbox.create(profile=SMALL, audit=Audit(files=True, records=100)) as box:
         python(
             box,
             r"""
@@ -341,14 +359,9 @@ def test_an_audit_is_not_held_up_by_what_is_opened(tmp_path: Path) -> None:
             """,
         )
         still_works(box)
-        records = box.audit()
+        first, *records = box.audit()
         assert len(records) == 100
-        assert box.info().audit_dropped > 1000
+        assert int(first.detail) > 1000
         assert all(len(record.detail) < 5000 for record in records)
     held = [str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
     assert not [path for path in held if "fifo" in path or "\udcff" in path]
-
-
-def test_an_ordinary_error_is_raised_when_it_cannot_be_had() -> None:
-    with pytest.raises(ShoalError):
-        shoal.Sandbox.create(audit=Audit(syscalls=("open",)))

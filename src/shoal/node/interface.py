@@ -35,7 +35,7 @@ class CreateRequest(Struct, frozen=True, kw_only=True):
     tier: str = "namespace"
     network: str | NetworkPolicy | None = None
     access: AccessPolicy | None = None
-    audit: Audit | None = None
+    audit: Audit = Audit()
     env: Mapping[str, str] = {}
     cwd: str = "/workspace"
     user: str | int = "root"
@@ -87,10 +87,6 @@ class Node(Protocol):
         """InvalidRequest if it would allow what the present one refuses."""
         ...
 
-    async def audit(self, sandbox: str) -> list[AuditRecord]:
-        """The latest records, oldest first."""
-        ...
-
     async def run(self, sandbox: str, request: CommandRequest) -> Result: ...
     async def start(self, sandbox: str, request: CommandRequest) -> tuple[int, int]:
         """(id of the command, its pid inside). Its output must be taken by `output`."""
@@ -127,3 +123,4 @@ class Node(Protocol):
     async def rename_file(self, sandbox: str, old: str, new: str) -> None: ...
     async def symlink_file(self, sandbox: str, path: str, target: str) -> None: ...
     async def changes(self, sandbox: str) -> list[Change]: ...
+    async def audit(self, sandbox: str, since: float = 0.0) -> list[AuditRecord]: ...

@@ -20,7 +20,6 @@ from shoal.image.interpreter import Interpreter, Interpreters
 from shoal.image.store import Store
 from shoal.network.index import PackageIndex, read_package_index
 from shoal.node.access import plain_access, refused
-from shoal.node.audit import check_audit
 from shoal.node.changes import Changes, count_changes, find_changes
 from shoal.node.commands import check_env, check_seconds
 from shoal.node.files import READ_MAX, Files
@@ -33,6 +32,7 @@ from shoal.sandbox.slots import IDS
 from shoal.types import (
     PROFILES,
     AccessPolicy,
+    Audit,
     AuditRecord,
     Change,
     FileInfo,
@@ -45,6 +45,10 @@ from shoal.types import (
 
 _REMEMBERED: Final = 10_000
 """Ended sandboxes whose reason is still known."""
+
+
+AUDIT_RECORDS_MAX: Final = 1_000_000
+"""Of one sandbox; one takes up to a kilobyte."""
 
 
 class LocalNode:
@@ -95,8 +99,8 @@ class LocalNode:
             profile=profile,
             network="isolated" if network is None else "filtered",
             access=None if request.access is None else plain_access(request.access),
+            audit=request.audit,
         )
-        audit = check_audit(request.audit)
         try:
             box = await self.tier.create(spec, self._ended)
         except SetupFailed as error:
@@ -112,14 +116,8 @@ class LocalNode:
             metadata=dict(request.metadata),
             unenforced=self.tier.unenforced,
         )
-        sandbox = Sandbox(box, info, request, environment(image, layers), network, audit)
+        sandbox = Sandbox(box, info, request, environment(image, layers), network)
         self._sandboxes[id] = sandbox
-        if audit.files:
-            try:
-                await sandbox.watch()
-            except BaseException:
-                await box.kill("killed")
-                raise
         if network is not None:
             network.start(box.listeners)
         if request.ttl is not None:
@@ -149,9 +147,7 @@ class LocalNode:
         raise NotFound(f"no sandbox {id} on this node")
 
     async def info(self, sandbox: str) -> SandboxInfo:
-        holder = self._find(sandbox)
-        dropped = holder.audit.dropped
-        return msgspec.structs.replace(holder.info, audit_dropped=dropped) if dropped else holder.info
+        return self._find(sandbox).info
 
     async def list_sandboxes(self) -> list[SandboxInfo]:
         return [sandbox.info for sandbox in self._sandboxes.values()]
@@ -169,11 +165,6 @@ class LocalNode:
             holder.access = policy
         except SetupFailed as error:
             raise refused(error) from None
-
-    async def audit(self, sandbox: str) -> list[AuditRecord]:
-        holder = self._find(sandbox)
-        holder.box.drain_watch()
-        return list(holder.audit.records)
 
     def upper(self, sandbox: str) -> int:
         """A directory descriptor of what it wrote; closed when it ends."""
@@ -316,6 +307,9 @@ class LocalNode:
     async def changes(self, sandbox: str) -> list[Change]:
         return sorted(entry.change for entry in (await self._changes(sandbox)).values())
 
+    async def audit(self, sandbox: str, since: float = 0.0) -> list[AuditRecord]:
+        return self._find(sandbox).box.audit.since(since)
+
     async def _changes(self, sandbox: str) -> Changes:
         box = self._find(sandbox).box
         upper = os.dup(box.upper)
@@ -373,6 +367,17 @@ def _check(request: CreateRequest) -> None:
         raise InvalidRequest("cwd", f"takes an absolute path, not {request.cwd!r}")
     check_seconds("ttl", request.ttl)
     check_env(request.env)
+    _check_audit(request.audit)
+
+
+def _check_audit(audit: Audit) -> None:
+    names: object = audit.syscalls
+    if not isinstance(names, (tuple, list)) or not all(isinstance(name, str) for name in names):
+        raise InvalidRequest("audit.syscalls", f"takes names of system calls, not {names!r}")
+    if not 0 < audit.records <= AUDIT_RECORDS_MAX:
+        raise InvalidRequest("audit.records", f"takes 1 to {AUDIT_RECORDS_MAX}, not {audit.records!r}")
+    if audit.syscalls:
+        raise Unsupported("audit.syscalls: system calls are not in this version")
 
 
 def _raise_open_files() -> None:

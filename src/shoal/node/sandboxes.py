@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import posixpath
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 
 from shoal.errors import FileExists, InvalidRequest, LimitExceeded, NotFound, PermissionDenied, SandboxGone
 from shoal.node.accounts import ROOT, Account, find_account
-from shoal.node.audit import AuditLog
 from shoal.node.commands import Command, check
 from shoal.node.files import Files
 from shoal.node.interface import CommandRequest, CreateRequest
@@ -18,7 +18,7 @@ from shoal.node.networks import SandboxNetwork
 from shoal.sandbox.channel import Exit, Flag, Request
 from shoal.sandbox.interface import Box
 from shoal.sandbox.values import encode_list
-from shoal.types import Audit, Result, SandboxInfo
+from shoal.types import Result, SandboxInfo
 
 _TERM = {"TERM": "xterm-256color"}
 _ACCOUNTS_MAX = 1 << 20
@@ -36,13 +36,11 @@ class Sandbox:
         request: CreateRequest,
         environment: Mapping[str, str],
         network: SandboxNetwork | None,
-        audit: Audit,
     ) -> None:
         """`environment`: of the image and layers, under that of the request."""
         self.box = box
         self.info = info
         self.network = network
-        self.audit = AuditLog(audit.limit)
         self.access = request.access
         """The policy in force."""
         self.clock: asyncio.TimerHandle | None = None
@@ -51,10 +49,6 @@ class Sandbox:
         self._environment = {**environment, **request.env}
         self._encoded: dict[Account, bytes] = {}
         self._shell = "/bin/bash"
-
-    async def watch(self) -> None:
-        """Begins to write down which files are opened. Unsupported where that can't be had."""
-        await self.box.watch_files(self.audit.opened, self.audit.lose)
 
     async def start(self, request: CommandRequest, *, streamed: bool) -> Command:
         """Starts a command; returns when init has it or refuses."""
@@ -73,7 +67,7 @@ class Sandbox:
     def _note(self, program: str, ended: asyncio.Future[Exit]) -> None:
         error = None if ended.cancelled() else ended.exception()
         if isinstance(error, PermissionDenied):
-            self.audit.refused(program, str(error))
+            self.box.audit.add(time.time(), "denied", 0, program, str(error), allowed=False)
 
     async def _feed(self, command: Command, request: CommandRequest) -> None:
         await command.process.send_input(request.stdin or b"")

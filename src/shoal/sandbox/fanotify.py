@@ -10,14 +10,12 @@ import ctypes
 import os
 import struct
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from msgspec import Struct
-
 from shoal.errors import Unsupported
+from shoal.sandbox.audit import AuditLog
 
 _NONBLOCK, _CLOEXEC, _NOTIFY = 0x2, 0x1, 0x0
 _MARK_ADD, _MARK_MOUNT, _MARK_FILESYSTEM = 0x1, 0x10, 0x100
@@ -31,25 +29,12 @@ _QUEUE: Final = 16384
 """Events that the kernel holds for one group (fs.fanotify.max_queued_events)."""
 
 
-class Opened(Struct, frozen=True):
-    """A file that was opened, to be executed or otherwise."""
-
-    time: float
-    pid: int
-    """Inside; 0 if the process has gone."""
-    program: str
-    """The name of the process; empty if it has gone."""
-    path: str
-    executed: bool
-
-
 class FileWatch:
-    """Owns one fanotify group. `report` is called on the loop that made it, and `lost` when events were dropped."""
+    """Owns one fanotify group, whose events go to the log on the loop that made it."""
 
-    def __init__(self, report: Callable[[Opened], None], lost: Callable[[], None]) -> None:
+    def __init__(self, log: AuditLog) -> None:
         """Unsupported where this is refused: without root, or with too many watches on this machine."""
-        self._report = report
-        self._lost = lost
+        self._log = log
         self._libc = ctypes.CDLL(None, use_errno=True)
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOATIME
         self._group = int(self._libc.fanotify_init(_NOTIFY | _CLOEXEC | _NONBLOCK, flags))
@@ -57,7 +42,8 @@ class FileWatch:
             raise Unsupported(
                 f"fanotify: {os.strerror(ctypes.get_errno())}; it takes root and fs.fanotify.max_user_groups"
             )
-        asyncio.get_running_loop().add_reader(self._group, self._readable)
+        asyncio.get_running_loop().add_reader(self._group, self._read)
+        log.add_source(self.drain)
 
     def add(self, mount: int, *, whole: bool) -> None:
         """Begins with what is opened by this mount; with `whole` of its file system, by whatever mount."""
@@ -69,11 +55,8 @@ class FileWatch:
     def drain(self) -> None:
         """Reports what is queued by now, but no more than a queue holds: what is inside may go on opening."""
         for _ in range(_QUEUE // 32):
-            if not self._read():
+            if self._group < 0 or not self._read():
                 return
-
-    def _readable(self) -> None:
-        self._read()
 
     def _read(self) -> bool:
         """One batch; False if there was none."""
@@ -82,18 +65,24 @@ class FileWatch:
         except BlockingIOError:
             return False
         except OSError:  # the file can't be opened any more, or not by us: a lease, say
-            self._lost()
+            self._log.add_gap(time.time(), 1)
             return True
         for at in range(0, len(data), _EVENT.size):
             _, _, _, _, mask, descriptor, pid = _EVENT.unpack_from(data, at)
             if mask & _OVERFLOW or descriptor < 0:
-                self._lost()
+                self._log.add_gap(time.time(), 1)
                 continue
             try:
-                self._report(_describe(descriptor, mask, pid))
+                self._write_down(descriptor, mask, pid)
             finally:
                 os.close(descriptor)
         return True
+
+    def _write_down(self, descriptor: int, mask: int, pid: int) -> None:
+        path = os.fsencode(Path(f"/proc/self/fd/{descriptor}").readlink())[:_PATH_MAX].decode("utf-8", "replace")
+        inside, program = _process(pid)
+        how = "execute" if mask & _OPEN_EXEC else "open"
+        self._log.add(time.time(), "file", inside, program, f"{how} {path}", allowed=True)
 
     def forsake(self) -> None:
         """In a forked child of the node: the watch is the parent's."""
@@ -102,12 +91,7 @@ class FileWatch:
     def close(self) -> None:
         asyncio.get_running_loop().remove_reader(self._group)
         os.close(self._group)
-
-
-def _describe(descriptor: int, mask: int, pid: int) -> Opened:
-    path = os.fsencode(Path(f"/proc/self/fd/{descriptor}").readlink())[:_PATH_MAX]
-    inside, program = _process(pid)
-    return Opened(time.time(), inside, program, path.decode("utf-8", "replace"), bool(mask & _OPEN_EXEC))
+        self._group = -1
 
 
 def _process(pid: int) -> tuple[int, str]:

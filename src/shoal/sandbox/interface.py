@@ -8,9 +8,9 @@ from typing import Literal, Protocol
 from msgspec import Struct
 
 from shoal.sandbox.access import Access
+from shoal.sandbox.audit import AuditLog
 from shoal.sandbox.channel import Process, Receiver, Request
-from shoal.sandbox.fanotify import Opened
-from shoal.types import Layer, Profile
+from shoal.types import Audit, Layer, Profile
 
 Listeners = tuple[int, ...]
 """Descriptors of the sockets of a filtered network: egress TCP, DNS UDP, DNS TCP."""
@@ -26,6 +26,7 @@ class BoxSpec(Struct, frozen=True, kw_only=True):
     profile: Profile
     network: Literal["isolated", "filtered"] = "isolated"
     access: Access | None = None
+    audit: Audit = Audit()
 
 
 class Box(Protocol):
@@ -39,6 +40,8 @@ class Box(Protocol):
     listeners: Listeners
     writable: int
     """Bytes that its files may take."""
+    audit: AuditLog
+    """What was asked to be written down of it."""
 
     def start(self, request: Request, receive: Receiver, *, auto_credit: bool = True) -> Process:
         """Asks its init to start a command or a file operation. SandboxGone if it has ended."""
@@ -51,16 +54,6 @@ class Box(Protocol):
     async def set_access(self, access: Access) -> None:
         """Tightens what its commands may use, also of those that run. InvalidRequest if anything would be loosened;
         SetupFailed if a step fails, by which it may have become tighter and nothing looser."""
-        ...
-
-    async def watch_files(self, report: Callable[[Opened], None], lost: Callable[[], None]) -> None:
-        """Once: from now on every file that is opened or executed is reported; `lost` is called when some were dropped.
-
-        Unsupported where that can't be had."""
-        ...
-
-    def drain_watch(self) -> None:
-        """Reports what has happened until now, if anything is watched."""
         ...
 
     async def kill(self, reason: str) -> None:

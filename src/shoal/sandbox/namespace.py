@@ -14,11 +14,12 @@ from typing import Final
 
 from shoal.errors import InvalidRequest, PlatformError, SandboxGone, Unsupported
 from shoal.sandbox.access import ALL, MEMORY, Access, check_tighter, executable, inspect, show, visit
+from shoal.sandbox.audit import AuditLog
 from shoal.sandbox.cgroup import Cgroups, Limits, find_hierarchies
 from shoal.sandbox.channel import Channel, FileOperation, Process, Receiver, Request
 from shoal.sandbox.compose import MOUNTS_MAX, Devices, Mount, Parts, compose
 from shoal.sandbox.disk import make_upper
-from shoal.sandbox.fanotify import FileWatch, Opened
+from shoal.sandbox.fanotify import FileWatch
 from shoal.sandbox.frame import Kind
 from shoal.sandbox.interface import BoxSpec
 from shoal.sandbox.leftovers import claim, sweep
@@ -52,6 +53,7 @@ class NamespaceBox:
         self.mounts: tuple[str, ...] = ()
         self.listeners = seat.ready.listeners if seat.ready else ()
         self.writable = 0
+        self.audit = AuditLog(spec.audit.records)
         self._tier = tier
         self._shard = shard
         self._seat = seat
@@ -111,19 +113,16 @@ class NamespaceBox:
             self._domains += 1
             self._access = access
 
-    async def watch_files(self, report: Callable[[Opened], None], lost: Callable[[], None]) -> None:
+    async def watch_files(self) -> None:
+        """From now on every file that is opened or executed is written down. Unsupported where that can't be had."""
         await self._settle()
-        self._watch = watch = FileWatch(report, lost)
+        self._watch = watch = FileWatch(self.audit)
         for number, path in enumerate((MEMORY, *self.mounts)):
             (descriptor,) = (await self._shard.spawner.run(show(self._pid, path))).descriptors
             try:
                 watch.add(descriptor, whole=number > 0)
             finally:
                 os.close(descriptor)
-
-    def drain_watch(self) -> None:
-        if self._watch is not None:
-            self._watch.drain()
 
     async def _settle(self) -> None:
         """Once init does anything at all the spawner's tree is gone from on top of the sandbox's. Before, a plan that
@@ -279,6 +278,8 @@ class NamespaceTier:
         launch = asyncio.get_running_loop().create_task(self._launch(box, spec, shard, seat))
         try:
             await asyncio.shield(launch)
+            if spec.audit.files:
+                await box.watch_files()
         except BaseException:
             # Also when the caller gave up: what was begun is finished first, so that there is something to end.
             await asyncio.wait([launch])

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from shoal.errors import InvalidRequest, Unsupported
-from shoal.types import Layer, Profile
+from shoal.types import Audit, Layer, Profile
 
 _LATER: Final = {
     "volumes": "volumes",
@@ -65,3 +65,9 @@ def profile_of(profile: str | Profile) -> str | Profile:
     if not isinstance(profile, (str, Profile)):
         raise InvalidRequest("profile", f"takes a name or a Profile, not {profile!r}")
     return profile
+
+
+def audit_of(audit: Audit | None) -> Audit:
+    if audit is not None and not isinstance(audit, Audit):
+        raise InvalidRequest("audit", f"takes an Audit, not {audit!r}")
+    return audit or Audit()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, overload
 from shoal.errors import CommandFailed, InvalidRequest, NotFound
 from shoal.node.interface import CommandRequest, CreateRequest, Node, Output
 from shoal.sdk.embedded import call, engine
-from shoal.sdk.requests import missing, plain_env, plain_layers, profile_of, refuse_later
+from shoal.sdk.requests import audit_of, missing, plain_env, plain_layers, profile_of, refuse_later
 from shoal.sdk.streams import TextStreams, Writer, close_stream, next_piece, to_bytes
 from shoal.sdk.transfer import download, upload
 from shoal.types import (
@@ -303,20 +303,20 @@ class Sandbox:
         tier: str = "namespace",
         network: str | NetworkPolicy | None = None,
         access: AccessPolicy | None = None,
-        audit: Audit | None = None,
         env: Mapping[str, str] | None = None,
         cwd: str = "/workspace",
         user: str | int = "root",
         ttl: float | None = 3600,
         metadata: Mapping[str, str] | None = None,
+        audit: Audit | None = None,
         **options: Any,
     ) -> Self:
         """Makes a sandbox.
 
         `layers`: keys of layers (digests, names, "python:3.11"), highest first. `profile`: a name or a Profile.
         `network`: None for none at all, "pypi" for the package index, or a NetworkPolicy. `access`: what of its
-        files and programs commands may use. `audit`: what of their doing is written down. `env`, `cwd` and `user` hold
-        for every command that does not say otherwise. `ttl`: seconds of life.
+        files and programs commands may use. `env`, `cwd` and `user` hold
+        for every command that does not say otherwise. `ttl`: seconds of life. `audit`: what is to be written down.
         InvalidRequest names the field that is wrong; CapacityError when there is no room; SetupFailed.
         """
         refuse_later(options)
@@ -328,12 +328,12 @@ class Sandbox:
             tier=tier,
             network=network,
             access=access,
-            audit=audit,
             env=plain_env(env),
             cwd=cwd,
             user=user,
             ttl=ttl,
             metadata=dict(metadata or {}),
+            audit=audit_of(audit),
         )
         node = engine().node
         return cls(node, call(node.create(request), undo=lambda info: node.kill(info.id)))
@@ -373,14 +373,15 @@ class Sandbox:
         InvalidRequest names the field by which something would be allowed that is not now."""
         call(self._node.set_access(self.id, policy))
 
-    def audit(self) -> AuditRecords:
-        """What was refused by the access policy, as far as it can be seen, and what `create(audit=...)` asked for; the
-        latest records, oldest first."""
-        return call(self._node.audit(self.id))
-
     def changes(self) -> Changes:
         """What differs from its layers, sorted by path."""
         return call(self._node.changes(self.id))
+
+    def audit(self, since: float = 0.0) -> AuditRecords:
+        """What was written down after this time (of the last record that is known), oldest first, while it lives.
+
+        A record of kind "dropped" stands where some are missing: a sandbox may do more than can be kept."""
+        return call(self._node.audit(self.id, since))
 
     def kill(self) -> None:
         """Ends all of it. Calling it again is no error; any other call then raises SandboxGone."""
