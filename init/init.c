@@ -68,9 +68,11 @@ static void start(const struct frame *f, const uint8_t *payload, bool file) {
     request_free(&q);
 }
 
-/* It has become the program, or failed to. Closing the descriptor takes it out of epoll. */
+/* It has become the program, or failed to. Closing the descriptor would not take it out of epoll while a child that was
+ * forked since has yet to exec: an event would then point to a command that is no more. */
 static void learn_start(struct command *c) {
     if (c->child.started < 0) return;
+    if (c->report_pid) watch(EPOLL_CTL_DEL, c->child.started, 0, NULL);
     if (spawn_failed(&c->child, &c->refused_step, &c->refused) || !c->report_pid) return;
     uint8_t pid[4];
     put_u32(pid, (uint32_t)c->child.pid);
