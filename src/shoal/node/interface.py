@@ -35,13 +35,13 @@ class CreateRequest(Struct, frozen=True, kw_only=True):
     tier: str = "namespace"
     network: str | NetworkPolicy | None = None
     access: AccessPolicy | None = None
-    audit: Audit = Audit()
     env: Mapping[str, str] = {}
     cwd: str = "/workspace"
     user: str | int = "root"
     ttl: float | None = 3600.0
     """Seconds after which it is ended; None for as long as the node lives."""
     metadata: Mapping[str, str] = {}
+    audit: Audit = Audit()
 
 
 class CommandRequest(Struct, frozen=True, kw_only=True):
