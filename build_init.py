@@ -19,6 +19,7 @@ SOURCES = (
     "mounts.c",
     "namespaces.c",
     "sandbox.c",
+    "access.c",
     "stream.c",
     "spawn.c",
     "files.c",

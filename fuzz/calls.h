@@ -114,10 +114,17 @@ static long stub_syscall(long number, ...) {
     if (number == SYS_seccomp && second & SECCOMP_FILTER_FLAG_NEW_LISTENER) return new_fd();
     if (number == SYS_clone3) return stub_clone3((struct clone_args *)first);
     if (number == SYS_clone) return outcome() ? -1 : 1234;
-    if (number == SYS_fsopen) return new_fd();
+    if (number == SYS_fsopen || number == SYS_landlock_create_ruleset) return new_fd();
     if (number == SYS_fsmount || number == SYS_open_tree || number == SYS_openat2) return use((int)first) ? -1 : new_fd();
     if (number == SYS_fsconfig || number == SYS_mount_setattr || number == SYS_move_mount) return use((int)first);
+    if (number == SYS_landlock_add_rule || number == SYS_landlock_restrict_self) return use((int)first);
     return outcome();
+}
+
+static int stub_fstat(int fd, struct stat *st) {
+    if (use(fd)) return -1;
+    *st = (struct stat){.st_mode = luck & 1 ? S_IFDIR : S_IFREG, .st_nlink = 1 + (luck >> 1 & 1)};
+    return 0;
 }
 
 static int stub_pipe(int ends[2]) {
@@ -176,6 +183,7 @@ static int stub_clone(int (*run)(void *), void *argument) {
 #define listen(fd, ...) use(fd)
 #define fchdir(fd) use(fd)
 #define mount(...) outcome()
+#define fstat(fd, st) stub_fstat(fd, st)
 #define chdir(path) use_at(AT_FDCWD, path)
 #define setns(fd, flags) use(fd)
 #define unshare(flags) outcome()

@@ -16,6 +16,7 @@ enum frame_kind {
     FRAME_SIGNAL = 4, /* i32 signal, i32 scope: 0 process group, 1 everything the command started */
     FRAME_CREDIT = 5, /* u32: so many more bytes may be sent on `stream` */
     FRAME_RESIZE = 6, /* u16 rows, u16 columns */
+    FRAME_NARROW = 15, /* list of the only paths to execute from now on, if not empty; or the tree for file operations */
     /* init to node */
     FRAME_READY = 16,
     FRAME_FAILED = 17,  /* set-up: u32 step, i32 errno, detail */

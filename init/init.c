@@ -69,9 +69,11 @@ static void start(const struct frame *f, const uint8_t *payload, bool file) {
     request_free(&q);
 }
 
-/* It has become the program, or failed to. Closing the descriptor takes it out of epoll. */
+/* It has become the program, or failed to. Closing the descriptor would not take it out of epoll while a child that was
+ * forked since has yet to exec: an event would then point to a command that is no more. */
 static void learn_start(struct command *c) {
     if (c->child.started < 0) return;
+    if (c->report_pid) watch(EPOLL_CTL_DEL, c->child.started, 0, NULL);
     if (spawn_failed(&c->child, &c->refused_step, &c->refused) || !c->report_pid) return;
     uint8_t pid[4];
     put_u32(pid, (uint32_t)c->child.pid);
@@ -113,9 +115,21 @@ static void resize(const struct command *c, const uint8_t *payload, size_t lengt
     ioctl(c->child.in, TIOCSWINSZ, &size);
 }
 
+static void narrow(const struct frame *f, const uint8_t *payload) {
+    struct reader r = {payload, payload + f->length, false};
+    size_t count;
+    char **paths = read_list(&r, &count);
+    if (r.bad || (count && enter_domain(paths, count))) node_is_gone(); /* it must not go on wider than was asked for */
+    free(paths);
+}
+
 static void handle(const struct frame *f, const uint8_t *payload) {
     if (f->kind == FRAME_SPAWN || f->kind == FRAME_FILE) {
         start(f, payload, f->kind == FRAME_FILE);
+        return;
+    }
+    if (f->kind == FRAME_NARROW) {
+        narrow(f, payload);
         return;
     }
     struct command *c = find(f->id);
@@ -129,6 +143,28 @@ static void handle(const struct frame *f, const uint8_t *payload) {
     }
 }
 
+/* From now on file operations see the tree that came along: the one of commands is about to be narrowed. */
+static void take_view(struct msghdr *message) {
+    int fd;
+    struct cmsghdr *header = CMSG_FIRSTHDR(message);
+    if (!header || header->cmsg_type != SCM_RIGHTS || header->cmsg_len != CMSG_LEN(sizeof fd)) return;
+    memcpy(&fd, CMSG_DATA(header), sizeof fd);
+    if (self.in.view >= 0) close(self.in.view);
+    self.in.view = fd;
+}
+
+static ssize_t receive_bytes(uint8_t *at, size_t length) {
+    union {
+        struct cmsghdr header;
+        char space[CMSG_SPACE(sizeof(int))];
+    } control;
+    struct iovec part = {at, length};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    ssize_t got = recvmsg(self.in.channel, &message, MSG_CMSG_CLOEXEC);
+    if (got > 0 && message.msg_controllen) take_view(&message);
+    return got;
+}
+
 static void receive(void) {
     enum { STEP = 4096 };
     struct frame f;
@@ -137,7 +173,7 @@ static void receive(void) {
         buffer_length(&self.input) >= FRAME_HEADER)
         wanted = FRAME_HEADER + f.length - buffer_length(&self.input);
     uint8_t *at = buffer_reserve(&self.input, wanted);
-    ssize_t got = recv(self.in.channel, at, wanted, 0);
+    ssize_t got = receive_bytes(at, wanted);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (got <= 0) node_is_gone();
     self.input.end += (size_t)got;
@@ -266,8 +302,8 @@ static void report_failure(const struct setup *s, int error) {
 
 /* Moves the descriptors that PID 1 needs out of the way and closes the spawner's, which we have copies of. */
 static void keep_only(struct inside *in) {
-    int *wanted[6 + 8] = {&in->channel, &in->commands_dir, &in->oom_events, &in->process_events, &in->null, &in->terminals};
-    size_t count = 6;
+    int *wanted[7 + 8] = {&in->channel, &in->commands_dir, &in->oom_events, &in->process_events, &in->null, &in->terminals, &in->view};
+    size_t count = 7;
     for (size_t i = 0; i < in->join_count; i++) wanted[count++] = &in->join[i];
     enum { ASIDE = 64 }; /* above those that we end with */
     for (size_t i = 0; i < count; i++)

@@ -55,6 +55,7 @@ struct inside {
     int process_events;    /* pids.events, or -1 */
     int null;              /* the host's /dev/null: the one inside is the sandbox's to replace by a FIFO */
     int terminals;         /* the root of its devpts, for the same reason */
+    int view;              /* the tree as it is without the access policy, for file operations; -1 is the tree of commands */
     uint64_t open_files;   /* RLIMIT_NOFILE of commands */
     uint64_t processes;    /* RLIMIT_NPROC of commands, counted in the sandbox's user namespace; 0 where a cgroup does it */
     const char *processors; /* the mask of those that it runs on, in the plan; NULL for all */
@@ -73,6 +74,7 @@ struct setup {
     unsigned step;         /* index of the operation being done */
     char detail[160];      /* what the kernel had to say about the failure */
     pid_t child;           /* PID 1 of the sandbox that the plan made, or 0 */
+    int child_mounts;      /* its mount namespace */
 };
 void setup_init(struct setup *s, int *kept, const uint8_t *plan, size_t length, const int *fds, size_t count);
 int setup_run(struct setup *s);         /* 0, or an errno; s->step then names the operation */
@@ -81,6 +83,7 @@ int setup_run(struct setup *s);         /* 0, or an errno; s->step then names th
 
 /* users: the user namespace to join, or -1; cleanup: paths of directories to remove at the end */
 int spawner_main(int socket, int users, char **cleanup);
+int spawner_mounts(pid_t pid); /* the mount namespace of a sandbox that is not reaped yet, or -1 */
 void spawner_forget(void); /* in a sandbox: gives back the pages that the spawner would otherwise have to copy */
 
 /* ---- audit.c --------------------------------------------------------------------------------- */
@@ -91,6 +94,10 @@ int audit_main(int listener, int socket, uint32_t init);
 /* ---- init.c ---------------------------------------------------------------------------------- */
 
 _Noreturn void init_main(struct setup *s); /* in the new sandbox, just after clone: the rest of the plan, then PID 1 */
+
+/* ---- access.c -------------------------------------------------------------------------------- */
+
+int enter_domain(char **paths, size_t count); /* of Landlock; 0 or an errno */
 
 /* ---- spawn.c --------------------------------------------------------------------------------- */
 

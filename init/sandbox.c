@@ -8,6 +8,7 @@
 #include <linux/seccomp.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -77,6 +78,10 @@ int op_clone(struct setup *s) {
         return error;
     }
     if (!error) error = write_maps(pid, uids, gids);
+    /* While it waits for us: an ordinary user can't look at it any more once it is not dumpable. */
+    char path[32];
+    snprintf(path, sizeof path, "/proc/%d/ns/mnt", pid);
+    s->child_mounts = open(path, O_RDONLY | O_CLOEXEC);
     release_child(sync[1], error ? 'x' : 'g');
     s->child = pid;
     s->reply[s->reply_count++] = pidfd;

@@ -291,6 +291,8 @@ static int become(const struct inside *in, const struct request *q, const struct
         if (setrlimit(RLIMIT_NPROC, &processes)) return errno;
     }
     umask(022);
+    /* The access policy is for what runs in the sandbox, not for its owner's file operations. */
+    if (q->operation > 0 && in->view >= 0 && (fchdir(in->view) || chroot("."))) return errno;
     int error = take_identity(q);
     if (error) return error;
     *step = STEP_CWD;

@@ -169,15 +169,13 @@ static void answer(struct spawner *s, uint32_t id, int error, const struct setup
     if (sendmsg(s->socket, &message, MSG_NOSIGNAL) < 0) { /* the node is gone; the next receive says so */ }
 }
 
-static void remember(struct spawner *s, pid_t pid) {
-    char path[32];
-    snprintf(path, sizeof path, "/proc/%d/ns/mnt", pid);
+static void remember(struct spawner *s, pid_t pid, int mounts) {
     if (s->count == s->capacity) {
         s->capacity = s->capacity ? 2 * s->capacity : 64;
         s->sandboxes = realloc(s->sandboxes, s->capacity * sizeof *s->sandboxes);
         if (!s->sandboxes) _exit(ENOMEM);
     }
-    s->sandboxes[s->count++] = (struct sandbox){pid, open(path, O_RDONLY | O_CLOEXEC)};
+    s->sandboxes[s->count++] = (struct sandbox){pid, mounts};
 }
 
 static void carry_out(struct spawner *s, const uint8_t *request, size_t length, const int *fds, size_t count) {
@@ -185,8 +183,12 @@ static void carry_out(struct spawner *s, const uint8_t *request, size_t length, 
     setup_init(&plan, s->kept, request + 4, length - 4, fds, count);
     int error = setup_run(&plan);
     if (error) setns(s->own_mounts, CLONE_NEWNS); /* a plan that failed may have been elsewhere */
-    if (plan.child && error) waitpid(plan.child, NULL, 0); /* told to go; nobody expects news of it */
-    else if (plan.child) remember(s, plan.child);
+    if (plan.child && error) {
+        waitpid(plan.child, NULL, 0); /* told to go; nobody expects news of it */
+        close_slowly(s, plan.child_mounts);
+    } else if (plan.child) {
+        remember(s, plan.child, plan.child_mounts);
+    }
     answer(s, get_u32(request), error, &plan);
     for (size_t i = 0; i < plan.reply_count; i++) close(plan.reply[i]);
     for (int i = 0; i < REGISTERS; i++) close_slowly(s, plan.registers[i]);
@@ -286,6 +288,12 @@ static void reset_signals(void) {
 }
 
 static _Alignas(4096) struct spawner s;
+
+int spawner_mounts(pid_t pid) {
+    for (size_t i = 0; i < s.count; i++)
+        if (s.sandboxes[i].pid == pid) return s.sandboxes[i].mounts;
+    return -1;
+}
 
 void spawner_forget(void) {
     madvise(request, sizeof request, MADV_DONTNEED);

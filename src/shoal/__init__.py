@@ -27,7 +27,18 @@ from shoal.errors import (
     StorageFull,
     Unsupported,
 )
-from shoal.types import Audit, AuditRecord, Change, FileInfo, Layer, NetworkPolicy, Profile, Result, SandboxInfo
+from shoal.types import (
+    AccessPolicy,
+    Audit,
+    AuditRecord,
+    Change,
+    FileInfo,
+    Layer,
+    NetworkPolicy,
+    Profile,
+    Result,
+    SandboxInfo,
+)
 
 if TYPE_CHECKING:
     from shoal import rollouts
@@ -36,6 +47,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AccessPolicy",
     "AsyncCommand",
     "AsyncSandbox",
     "Audit",

@@ -144,6 +144,7 @@ class SetupFailed(PlatformError):
         super().__init__(f"{step}: {os.strerror(errno)}" + (f" ({detail})" if detail else ""))
         self.step = step
         self.errno = errno
+        self.detail = detail
 
 
 class DigestMismatch(PlatformError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Struct, field
@@ -80,6 +81,23 @@ class NetworkPolicy(Struct, frozen=True, forbid_unknown_fields=True):
 
     allow: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
+
+
+class AccessPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What of its own files and programs a sandbox may use. Paths are absolute and plain: `*` is a star.
+
+    A path stands for all below it. Of `read_only` and `writable` the longer path decides; `hidden` beats both."""
+
+    read_only: Sequence[str] = ()
+    """May be read but not changed."""
+    hidden: Sequence[str] = ()
+    """May not be opened, listed, executed or looked into."""
+    writable: Sequence[str] | None = None
+    """If given, everything else is read-only; an empty list makes everything so. None: all but `read_only`."""
+    programs: Sequence[str] | None = None
+    """If given, only these files, and those below these folders, may be executed, and nobody may change them."""
+    sealed: Sequence[str] = ()
+    """Paths for graders only. Comes with a later version: Unsupported if it is not empty."""
 
 
 class Layer(Struct, frozen=True):
@@ -200,6 +218,8 @@ class Audit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     syscalls: tuple[str, ...] = ()
     """Names of system calls ("connect", "execve", "mount"). Each then takes some 20 us more. Up to 1,000 a second are
     written down, with a burst of 2,000; of the rest only the number is known."""
+    files: bool = False
+    """Every file that is opened or executed. For root only."""
     records: int = 10_000
     """How many are kept; the oldest go first."""
 
@@ -210,11 +230,12 @@ class AuditRecord(Struct, frozen=True):
     time: float
     """Seconds since the epoch; a later record has a later one."""
     kind: str
-    """The system call, or "dropped": records that are missing here, `detail` says how many."""
+    """The system call; "file" for one that was opened; "denied" for a command that was not let start; or "dropped":
+    records that are missing here, `detail` says how many."""
     pid: int
-    """Of the thread, as the sandbox counts."""
+    """Of the thread, as the sandbox counts; 0 where it is not known."""
     program: str
-    """The file that it runs, as its mount namespace names it."""
+    """The file that it runs, as its mount namespace names it; for "file" the name of the process."""
     detail: str
     """Path, address or arguments. A hint: what a pointer led to may have been changed before the kernel used it."""
     allowed: bool

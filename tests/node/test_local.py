@@ -87,7 +87,6 @@ def test_a_wrong_argument_is_named(name: str) -> None:
     [
         {"tier": "microvm"},
         {"profile": "gpu_light"},
-        {"access": {}},
         {"volumes": ["x"]},
         {"snapshot": "x"},
         {"priority": 5},

@@ -7,7 +7,18 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from shoal.types import Audit, AuditRecord, Change, FileInfo, Layer, NetworkPolicy, Profile, Result, SandboxInfo
+from shoal.types import (
+    AccessPolicy,
+    Audit,
+    AuditRecord,
+    Change,
+    FileInfo,
+    Layer,
+    NetworkPolicy,
+    Profile,
+    Result,
+    SandboxInfo,
+)
 
 OUTPUT_LIMIT = 1 << 20
 """Bytes kept of each stream where the caller names no limit."""
@@ -23,6 +34,7 @@ class CreateRequest(Struct, frozen=True, kw_only=True):
     profile: str | Profile = "basic"
     tier: str = "namespace"
     network: str | NetworkPolicy | None = None
+    access: AccessPolicy | None = None
     env: Mapping[str, str] = {}
     cwd: str = "/workspace"
     user: str | int = "root"
@@ -71,6 +83,9 @@ class Node(Protocol):
     async def info(self, sandbox: str) -> SandboxInfo: ...
     async def list_sandboxes(self) -> list[SandboxInfo]: ...
     async def kill(self, sandbox: str) -> None: ...
+    async def set_access(self, sandbox: str, policy: AccessPolicy) -> None:
+        """InvalidRequest if it would allow what the present one refuses."""
+        ...
 
     async def run(self, sandbox: str, request: CommandRequest) -> Result: ...
     async def start(self, sandbox: str, request: CommandRequest) -> tuple[int, int]:

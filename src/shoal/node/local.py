@@ -14,11 +14,12 @@ from typing import Any, Final
 
 import msgspec
 
-from shoal.errors import InvalidRequest, NotFound, SandboxGone, Unsupported
+from shoal.errors import InvalidRequest, NotFound, SandboxGone, SetupFailed, Unsupported
 from shoal.image.host import host
 from shoal.image.interpreter import Interpreter, Interpreters
 from shoal.image.store import Store
 from shoal.network.index import PackageIndex, read_package_index
+from shoal.node.access import plain_access, refused
 from shoal.node.changes import Changes, count_changes, find_changes
 from shoal.node.commands import check_env, check_seconds
 from shoal.node.files import READ_MAX, Files
@@ -28,7 +29,19 @@ from shoal.node.sandboxes import Sandbox
 from shoal.sandbox.interface import Box, BoxSpec, Tier
 from shoal.sandbox.namespace import NamespaceTier
 from shoal.sandbox.slots import IDS
-from shoal.types import PROFILES, Audit, AuditRecord, Change, FileInfo, Image, Layer, Profile, Result, SandboxInfo
+from shoal.types import (
+    PROFILES,
+    AccessPolicy,
+    Audit,
+    AuditRecord,
+    Change,
+    FileInfo,
+    Image,
+    Layer,
+    Profile,
+    Result,
+    SandboxInfo,
+)
 
 _REMEMBERED: Final = 10_000
 """Ended sandboxes whose reason is still known."""
@@ -85,9 +98,13 @@ class LocalNode:
             layers=(*layers, *image.layers),
             profile=profile,
             network="isolated" if network is None else "filtered",
+            access=None if request.access is None else plain_access(request.access),
             audit=request.audit,
         )
-        box = await self.tier.create(spec, self._ended)
+        try:
+            box = await self.tier.create(spec, self._ended)
+        except SetupFailed as error:
+            raise refused(error) from None
         info = SandboxInfo(
             id=id,
             state="running",
@@ -139,6 +156,15 @@ class LocalNode:
         """NotFound for one that never was; one that has ended is no error."""
         if sandbox not in self._gone:
             await self._find(sandbox).box.kill("killed")
+
+    async def set_access(self, sandbox: str, policy: AccessPolicy) -> None:
+        try:
+            holder = self._find(sandbox)
+            access = plain_access(policy)
+            await holder.box.set_access(access)
+            holder.access = policy
+        except SetupFailed as error:
+            raise refused(error) from None
 
     def upper(self, sandbox: str) -> int:
         """A directory descriptor of what it wrote; closed when it ends."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import posixpath
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 
-from shoal.errors import FileExists, InvalidRequest, LimitExceeded, NotFound, SandboxGone
+from shoal.errors import FileExists, InvalidRequest, LimitExceeded, NotFound, PermissionDenied, SandboxGone
 from shoal.node.accounts import ROOT, Account, find_account
 from shoal.node.commands import Command, check
 from shoal.node.files import Files
 from shoal.node.interface import CommandRequest, CreateRequest
 from shoal.node.networks import SandboxNetwork
-from shoal.sandbox.channel import Flag, Request
+from shoal.sandbox.channel import Exit, Flag, Request
 from shoal.sandbox.interface import Box
 from shoal.sandbox.values import encode_list
 from shoal.types import Result, SandboxInfo
@@ -39,6 +41,8 @@ class Sandbox:
         self.box = box
         self.info = info
         self.network = network
+        self.access = request.access
+        """The policy in force."""
         self.clock: asyncio.TimerHandle | None = None
         self.commands: dict[int, Command] = {}
         self._request = request
@@ -51,11 +55,19 @@ class Sandbox:
         check(request)
         account = await self.account(self._request.user if request.user is None else request.user)
         command = Command(request, streamed=streamed, output=self.info.profile.output)
-        command.start(self.box, self._wire(request, account, streamed=streamed))
+        wire = self._wire(request, account, streamed=streamed)
+        command.start(self.box, wire)
+        if self.access is not None:
+            command.process.ended.add_done_callback(functools.partial(self._note, str(wire.argv[0])))
         if request.stdin is not None:
             feeding = asyncio.get_running_loop().create_task(self._feed(command, request))
             command.process.ended.add_done_callback(lambda _: feeding.cancel())
         return command
+
+    def _note(self, program: str, ended: asyncio.Future[Exit]) -> None:
+        error = None if ended.cancelled() else ended.exception()
+        if isinstance(error, PermissionDenied):
+            self.box.audit.add(time.time(), "denied", 0, program, str(error), allowed=False)
 
     async def _feed(self, command: Command, request: CommandRequest) -> None:
         await command.process.send_input(request.stdin or b"")

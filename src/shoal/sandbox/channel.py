@@ -7,7 +7,8 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from shoal.errors import (
@@ -173,6 +174,21 @@ class Channel:
             data = data[done:]
             self._loop.add_writer(self._socket.fileno(), self._writable)
         self._backlog += data
+
+    async def give(self, kind: Kind, payload: bytes, descriptors: Sequence[int]) -> None:
+        """Sends a frame of init's own with descriptors, which are closed here. What is sent later arrives later."""
+        try:
+            while self._closed is None:
+                if not self._backlog:
+                    with suppress(BlockingIOError):
+                        socket.send_fds(self._socket, [encode(kind, 0, payload, 0, self._sent)], descriptors)
+                        self._sent = (self._sent + 1) & 0xFFFFFFFF
+                        return
+                await asyncio.sleep(0.001)
+            raise SandboxGone(self._sandbox, self._closed)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
 
     def _writable(self) -> None:
         try:

@@ -9,6 +9,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from shoal.sandbox.access import Access, add_domain, add_policy
 from shoal.sandbox.machine import PROC_FILES, PROC_FOLDER
 from shoal.sandbox.plan import HOST_MOUNTS, HOST_NETWORK, NONE, NULL_DEVICE, OWN_MOUNTS, Plan
 from shoal.sandbox.slots import IDS
@@ -98,6 +99,8 @@ class Parts(Struct, frozen=True, kw_only=True):
     devices: Devices
     accounting: Accounting
     seccomp: bytes
+    access: Access | None = None
+    """What of all this commands may use; None for all."""
 
 
 def compose(plan: Plan, parts: Parts) -> None:
@@ -139,6 +142,7 @@ class Shape(Struct, frozen=True):
     processes: int
     seccomp: bytes
     own_namespace: bool
+    access: Access | None
 
 
 def _shape(parts: Parts) -> Shape:
@@ -156,6 +160,7 @@ def _shape(parts: Parts) -> Shape:
         parts.processes,
         parts.seccomp,
         accounting.own_namespace,
+        parts.access,
     )
 
 
@@ -248,6 +253,11 @@ def _mount_inside(plan: Plan, shape: Shape) -> None:
     plan.add("attach", _TERMINALS, _ROOT, "dev/pts")
     _mount_new(plan, "mqueue", NOSUID | NODEV | NOEXEC, [], "dev/mqueue")
     plan.add("attach", _SHM, _ROOT, "dev/shm")
+    if shape.access is not None:
+        # File operations of the sandbox's owner go by the tree as it is before.
+        plan.add("clone_all", _SCRATCH, _ROOT)
+        plan.add("view", _SCRATCH)
+        add_policy(plan, _ROOT, shape.access, shape.targets)
     plan.add("pivot", _ROOT)
 
 
@@ -274,4 +284,6 @@ def _lock_down(plan: Plan, shape: Shape) -> None:
         list(range(first, first + shape.command_joins)),
     )
     plan.add("capabilities", CAPABILITY_MASK)
+    if shape.access is not None:
+        add_domain(plan, shape.access)
     plan.add("seccomp", 1, shape.seccomp)

@@ -25,6 +25,7 @@ class Kind(IntEnum):
     SIGNAL = 4
     CREDIT = 5
     RESIZE = 6
+    NARROW = 15
     READY = 16
     FAILED = 17
     STARTED = 18

@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
+from shoal.sandbox.access import Access
 from shoal.sandbox.audit import AuditLog
 from shoal.sandbox.channel import Process, Receiver, Request
 from shoal.types import Audit, Layer, Profile
@@ -24,6 +25,7 @@ class BoxSpec(Struct, frozen=True, kw_only=True):
     """Highest first."""
     profile: Profile
     network: Literal["isolated", "filtered"] = "isolated"
+    access: Access | None = None
     audit: Audit = Audit()
 
 
@@ -49,6 +51,11 @@ class Box(Protocol):
 
     async def lowers(self) -> list[list[int]]:
         """Directory descriptors of the read-only layers of each of `mounts`, highest first. The caller closes them."""
+        ...
+
+    async def set_access(self, access: Access) -> None:
+        """Tightens what its commands may use, also of those that run. InvalidRequest if anything would be loosened;
+        SetupFailed if a step fails, by which it may have become tighter and nothing looser."""
         ...
 
     async def kill(self, reason: str) -> None:

@@ -15,14 +15,17 @@ from typing import Final, Literal
 
 import msgspec
 
-from shoal.errors import InvalidRequest, PlatformError, SandboxGone
+from shoal.errors import InvalidRequest, PlatformError, SandboxGone, Unsupported
 from shoal.sandbox import apparmor
+from shoal.sandbox.access import ALL, MEMORY, Access, check_tighter, executable, inspect, show, visit
 from shoal.sandbox.audit import AuditLog
 from shoal.sandbox.cgroup import Cgroups, Limits, find_hierarchies
-from shoal.sandbox.channel import Channel, Process, Receiver, Request
+from shoal.sandbox.channel import Channel, FileOperation, Process, Receiver, Request
 from shoal.sandbox.compose import MOUNTS_MAX, Devices, Mount, Parts, compose
 from shoal.sandbox.delegation import take_place
 from shoal.sandbox.disk import make_upper
+from shoal.sandbox.fanotify import FileWatch
+from shoal.sandbox.frame import Kind
 from shoal.sandbox.interface import BoxSpec
 from shoal.sandbox.leftovers import claim, sweep
 from shoal.sandbox.listener import Listener, check
@@ -35,6 +38,7 @@ from shoal.sandbox.seccomp import compile_filter
 from shoal.sandbox.shard import Seat, Shard
 from shoal.sandbox.slots import Slots
 from shoal.sandbox.trees import DEVICES, MountPoints
+from shoal.sandbox.values import encode_list
 from shoal.types import KiB, Layer, MiB
 
 _DEATH_SECONDS: Final = 30.0
@@ -42,6 +46,9 @@ _TMPFS_INODE: Final = 1 * KiB
 """What an empty file on a tmpfs costs; charged to the sandbox like everything in it."""
 CHANNEL: Final = 0
 """Register of init's end of the channel: the first descriptor that is sent along."""
+_DOMAINS_MAX: Final = 12
+"""Of the 16 that Landlock nests; the others are for programs that confine themselves."""
+_LOOK: Final = Request(["/"], [], "/", operation=FileOperation.STAT)
 
 
 class NamespaceBox:
@@ -64,6 +71,12 @@ class NamespaceBox:
         self._shard = shard
         self._seat = seat
         self._on_end = on_end
+        self._access = spec.access
+        self._viewed = spec.access is not None
+        self._domains = int(self._viewed)
+        self._narrowing = asyncio.Lock()
+        self._pid = 0
+        self._watch: FileWatch | None = None
         self._reason: str | None = None
         self._pidfd = -1
         self._channel: Channel | None = None
@@ -86,6 +99,7 @@ class NamespaceBox:
         finally:
             theirs.close()
         self.upper, self._pidfd = reply.descriptors
+        self._pid = reply.pid
         ready.group.limits = limits
         self._tier.expect_exit(reply.pid, self)
         if self._listener is not None:
@@ -102,6 +116,46 @@ class NamespaceBox:
         if self._channel is None or self._reason is not None:
             raise SandboxGone(self.id, self._reason or "lost")
         return self._channel.start(request, receive, auto_credit=auto_credit)
+
+    async def set_access(self, access: Access) -> None:
+        async with self._narrowing:
+            old = self._access or ALL
+            check_tighter(old, access)
+            if access == old:
+                return
+            if self._domains == _DOMAINS_MAX:
+                raise Unsupported(f"access: tightened {_DOMAINS_MAX} times, which is all; make another sandbox")
+            await self._settle()
+            assert self._channel is not None
+            look = await self._shard.spawner.run(inspect(self._pid, access, self.mounts, old))
+            if self._viewed:
+                os.close(*look.descriptors)
+            else:
+                await self._channel.give(Kind.NARROW, encode_list([]), look.descriptors)
+                self._viewed = True
+            await self._shard.spawner.run(visit(self._pid, access, self.mounts, old))
+            # Each time a domain within the last: what starts now can't look into what has seen more.
+            await self._channel.give(Kind.NARROW, encode_list(executable(access)), ())
+            self._domains += 1
+            self._access = access
+
+    async def watch_files(self) -> None:
+        """From now on every file that is opened or executed is written down. Unsupported where that can't be had."""
+        await self._settle()
+        self._watch = watch = FileWatch(self.audit)
+        for number, path in enumerate((MEMORY, *self.mounts)):
+            (descriptor,) = (await self._shard.spawner.run(show(self._pid, path))).descriptors
+            try:
+                watch.add(descriptor, whole=number > 0)
+            finally:
+                os.close(descriptor)
+
+    async def _settle(self) -> None:
+        """Once init does anything at all the spawner's tree is gone from on top of the sandbox's. Before, a plan that
+        visits the sandbox would find that one."""
+        await self.start(_LOOK, lambda _stream, _data: None).ended
+        if self._channel is None or self._reason is not None:
+            raise SandboxGone(self.id, self._reason or "lost")
 
     async def lowers(self) -> list[list[int]]:
         by_target = [[layer for layer in self._layers if layer.target == target] for target in self.mounts]
@@ -148,6 +202,9 @@ class NamespaceBox:
             self._listener.forsake()
         if self._channel is not None:
             self._channel.forsake()
+        if self._watch is not None:
+            self._watch.forsake()
+            self._watch = None
         for descriptor in (self._pidfd, self.upper):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -175,6 +232,9 @@ class NamespaceBox:
         self._end("init_died")
         if self._listener is not None:
             self._tier.await_listener(self._listener)
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
         held = [descriptor for descriptor in (self._pidfd, self.upper) if descriptor >= 0]
         self._pidfd = self.upper = -1
         self._shard.live -= 1
@@ -265,6 +325,8 @@ class NamespaceTier:
         launch = asyncio.get_running_loop().create_task(self._launch(box, spec, shard, seat))
         try:
             await asyncio.shield(launch)
+            if spec.audit.files:
+                await box.watch_files()
         except BaseException:
             # Also when the caller gave up: what was begun is finished first, so that there is something to end.
             await asyncio.wait([launch])
@@ -342,6 +404,7 @@ class NamespaceTier:
                 devices=self._devices.get(id(shard), Devices()),
                 accounting=shard.accounting(seat),
                 seccomp=b"" if spec.audit.syscalls else self._seccomp,
+                access=spec.access,
             ),
         )
         if self._apparmor:
@@ -430,4 +493,4 @@ class NamespaceTier:
 def _kind(spec: BoxSpec) -> object:
     """Equal for sandboxes whose plans differ in nothing but the seat."""
     layers = tuple((layer.digest, layer.target) for layer in spec.layers)
-    return spec.hostname, spec.profile, spec.network, layers, spec.audit.syscalls
+    return spec.hostname, spec.profile, spec.network, spec.access, layers, spec.audit.syscalls

@@ -59,6 +59,13 @@ OPERATIONS: Final = (
     ("affinity", "s"),
     ("bind", "issl"),
     ("seccomp_audited", "is"),
+    ("restrict", "isiii"),
+    ("hide", "isi"),
+    ("clone_all", "ii"),
+    ("visit", "i"),
+    ("view", "i"),
+    ("no_memory_files", ""),
+    ("landlock", "l"),
 )
 Argument = int | str | bytes | Sequence[str] | Sequence[int]
 

@@ -9,7 +9,6 @@ from shoal.errors import InvalidRequest, Unsupported
 from shoal.types import Audit, Layer, Profile
 
 _LATER: Final = {
-    "access": "access policies",
     "volumes": "volumes",
     "idle": "idle times",
     "snapshot": "snapshots",
@@ -25,11 +24,11 @@ _LATER: Final = {
 
 
 _LATER_VERBS: Final = {
-    "Sandbox": "state metrics pause resume set_ttl inject observe reset release set_network set_access host diff"
+    "Sandbox": "state metrics pause resume set_ttl inject observe reset release set_network host diff"
     " snapshot fork rollback shell pty run_code",
     "Commands": "list connect",
     "Files": "watch",
-    "shoal": "AsyncGroup AsyncPool AsyncSession AsyncShell AccessPolicy Divergence Group Pool Pty Session Shell"
+    "shoal": "AsyncGroup AsyncPool AsyncSession AsyncShell Divergence Group Pool Pty Session Shell"
     " Snapshot TaskRequest connect function judge session submit",
 }
 """Names of the interface that come with later versions, by where they belong."""

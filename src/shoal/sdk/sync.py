@@ -16,6 +16,7 @@ from shoal.sdk.requests import audit_of, missing, plain_env, plain_layers, profi
 from shoal.sdk.streams import TextStreams, Writer, close_stream, next_piece, to_bytes
 from shoal.sdk.transfer import download, upload
 from shoal.types import (
+    AccessPolicy,
     Audit,
     AuditRecord,
     Change,
@@ -301,6 +302,7 @@ class Sandbox:
         profile: str | Profile = "basic",
         tier: str = "namespace",
         network: str | NetworkPolicy | None = None,
+        access: AccessPolicy | None = None,
         env: Mapping[str, str] | None = None,
         cwd: str = "/workspace",
         user: str | int = "root",
@@ -312,7 +314,8 @@ class Sandbox:
         """Makes a sandbox.
 
         `layers`: keys of layers (digests, names, "python:3.11"), highest first. `profile`: a name or a Profile.
-        `network`: None for none at all, "pypi" for the package index, or a NetworkPolicy. `env`, `cwd` and `user` hold
+        `network`: None for none at all, "pypi" for the package index, or a NetworkPolicy. `access`: what of its
+        files and programs commands may use. `env`, `cwd` and `user` hold
         for every command that does not say otherwise. `ttl`: seconds of life. `audit`: what is to be written down.
         InvalidRequest names the field that is wrong; CapacityError when there is no room; SetupFailed.
         """
@@ -324,6 +327,7 @@ class Sandbox:
             profile=profile_of(profile),
             tier=tier,
             network=network,
+            access=access,
             env=plain_env(env),
             cwd=cwd,
             user=user,
@@ -362,6 +366,12 @@ class Sandbox:
 
     def info(self) -> SandboxInfo:
         return call(self._node.info(self.id))
+
+    def set_access(self, policy: AccessPolicy) -> None:
+        """Tightens what commands may use of files and programs; those that run, as far as docs/guide/access.md says.
+
+        InvalidRequest names the field by which something would be allowed that is not now."""
+        call(self._node.set_access(self.id, policy))
 
     def changes(self) -> Changes:
         """What differs from its layers, sorted by path."""

@@ -120,8 +120,9 @@ PROBES = (
         id="security.landlock",
         title="Landlock",
         run=landlock,
-        why="Restricts files and programs within a sandbox by path, and stands in where AppArmor and "
-        "SELinux are absent.",
+        why="Under an access policy it refuses to execute what lies in library folders, and keeps commands from "
+        "looking into processes that are older than the policy. The rest of a policy is mounts and holds without it. "
+        "It stands in where AppArmor and SELinux are absent.",
         fix="Use Linux 5.13 or newer and put landlock into the kernel parameter lsm=.",
     ),
     Probe(
