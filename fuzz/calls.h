@@ -121,12 +121,6 @@ static long stub_syscall(long number, ...) {
     return outcome();
 }
 
-static int stub_fstat(int fd, struct stat *st) {
-    if (use(fd)) return -1;
-    *st = (struct stat){.st_mode = luck & 1 ? S_IFDIR : S_IFREG, .st_nlink = 1 + (luck >> 1 & 1)};
-    return 0;
-}
-
 static int stub_pipe(int ends[2]) {
     ends[0] = new_fd();
     if (ends[0] < 0) return -1;
@@ -183,7 +177,6 @@ static int stub_clone(int (*run)(void *), void *argument) {
 #define listen(fd, ...) use(fd)
 #define fchdir(fd) use(fd)
 #define mount(...) outcome()
-#define fstat(fd, st) stub_fstat(fd, st)
 #define chdir(path) use_at(AT_FDCWD, path)
 #define setns(fd, flags) use(fd)
 #define unshare(flags) outcome()

@@ -242,6 +242,15 @@ class Channel:
                 detail = payload[8:].decode("utf-8", "replace")
                 self.ready.set_exception(SetupFailed(self._plan.describe(step), error, detail))
 
+    def hold(self) -> None:
+        """Takes nothing from init until `resume`."""
+        if self._closed is None:
+            self._loop.remove_reader(self._socket.fileno())
+
+    def resume(self) -> None:
+        if self._closed is None:
+            self._loop.add_reader(self._socket.fileno(), self._readable)
+
     def forsake(self) -> None:
         """In a forked child of the node: lets go of the connection, which is the parent's."""
         if self._closed is None:

@@ -42,6 +42,8 @@ from shoal.sandbox.values import encode_list
 from shoal.types import KiB, Layer, MiB
 
 _DEATH_SECONDS: Final = 30.0
+_DYING_MS: Final = 500
+"""How long init's death may be on the way."""
 _TMPFS_INODE: Final = 1 * KiB
 """What an empty file on a tmpfs costs; charged to the sandbox like everything in it."""
 CHANNEL: Final = 0
@@ -77,6 +79,7 @@ class NamespaceBox:
         self._narrowing = asyncio.Lock()
         self._pid = 0
         self._watch: FileWatch | None = None
+        self._judging: asyncio.Task[None] | None = None
         self._reason: str | None = None
         self._pidfd = -1
         self._channel: Channel | None = None
@@ -185,13 +188,21 @@ class NamespaceBox:
             self._channel.close(reason)
 
     def _audit_lost(self) -> None:
-        """The listener ended: alone, or because all whom it listened to are dead."""
-        if self._pidfd < 0:
-            return
-        init = select.poll()
-        init.register(self._pidfd, select.POLLIN)
-        if not init.poll(0):
-            self._end("audit_lost")
+        """The listener ended: alone, or because all whom it listened to are dead, which is told earlier than init's death.
+        Until that is known no result counts: what was audited may have failed for want of a listener."""
+        if self._channel is not None and self._pidfd >= 0:
+            self._channel.hold()
+            self._judging = asyncio.get_running_loop().create_task(self._judge(os.dup(self._pidfd), self._channel))
+
+    async def _judge(self, init: int, channel: Channel) -> None:
+        dead = select.poll()
+        dead.register(init, select.POLLIN)
+        try:
+            if not await asyncio.to_thread(dead.poll, _DYING_MS):
+                self._end("audit_lost")
+        finally:
+            os.close(init)
+            channel.resume()
 
     def _disconnected(self, reason: str) -> None:
         self._end(reason)
