@@ -188,8 +188,8 @@ class NamespaceBox:
             self._channel.close(reason)
 
     def _audit_lost(self) -> None:
-        """The listener ended: alone, or because all whom it listened to are dead, which is told earlier than init's death.
-        Until that is known no result counts: what was audited may have failed for want of a listener."""
+        """The listener ended: alone, or because all whom it listened to are dead, which is told before init's death is.
+        Until it is known no result counts: what was audited may have failed for want of a listener."""
         if self._channel is not None and self._pidfd >= 0:
             self._channel.hold()
             self._judging = asyncio.get_running_loop().create_task(self._judge(os.dup(self._pidfd), self._channel))
