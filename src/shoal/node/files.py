@@ -201,7 +201,7 @@ class _Answer:
             return
         self._room = 8 * self.size
         larger = io.BytesIO(bytes(self._room))
-        larger.write(self._data.getbuffer())
+        larger.write(self._data.getbuffer()[: self._data.tell()])
         self._data = larger
 
     def check(self) -> None:
