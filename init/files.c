@@ -20,7 +20,7 @@
 
 #include "init.h"
 
-enum { CHUNK = 64 << 10 };
+enum { CHUNK = 64 << 10, MOVED = 1 << 20 };
 static char chunk[CHUNK];
 
 /* A file being written aside, to be removed when the operation fails. */
@@ -72,11 +72,20 @@ static int open_regular(const char *path, int flags) {
     return fd;
 }
 
-static void copy(int from, int to) {
-    for (ssize_t got; (got = read(from, chunk, CHUNK));) {
-        if (got < 0 && errno == EINTR) continue;
-        check(got > 0 && !write_all(to, chunk, (size_t)got));
+/* Up to `most` bytes; 0 at the end. One of the two is a pipe: pages are moved there and not copied, where the file's system can. */
+static size_t transfer(int from, int to, size_t most) {
+    ssize_t moved = splice(from, NULL, to, NULL, most, SPLICE_F_MOVE);
+    if (moved >= 0 || errno != EINVAL) {
+        check(moved >= 0);
+        return (size_t)moved;
     }
+    ssize_t got = read(from, chunk, most < CHUNK ? most : CHUNK);
+    check(got >= 0 && !write_all(to, chunk, (size_t)got));
+    return (size_t)got;
+}
+
+static void copy(int from, int to) {
+    while (transfer(from, to, MOVED)) {}
 }
 
 /* Input is framed, u32 length then bytes and a final 0, so that a caller who dies half-way publishes nothing. */
@@ -92,10 +101,9 @@ static void copy_input(int to) {
         size_t left = get_u32(header);
         if (!left) return;
         while (left) {
-            ssize_t got = read(0, chunk, left < CHUNK ? left : CHUNK);
+            size_t got = transfer(0, to, left);
             if (got == 0) finish(ECANCELED);
-            check(got > 0 && !write_all(to, chunk, (size_t)got));
-            left -= (size_t)got;
+            left -= got;
         }
     }
 }

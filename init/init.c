@@ -33,6 +33,7 @@ static void adopt(uint32_t id, const struct child *child, const struct request *
     c->input = (struct source){.kind = INPUT, .command = c};
     c->starting = (struct source){.kind = STARTED, .command = c};
     c->report_pid = q->flags & REPORT_PID;
+    c->ours = q->operation > 0;
     if (c->report_pid) watch(EPOLL_CTL_ADD, c->child.started, EPOLLIN, &c->starting);
     for (int i = 0; i < 2; i++) {
         int fd = i ? child->err : child->out;
@@ -91,6 +92,45 @@ static void take_input(struct command *c, const uint8_t *payload, size_t length)
         c->pending.end += length;
     }
     feed(c);
+}
+
+/* Of a large input only the beginning is received here; the rest goes from the socket into the pipe page by page. Not for
+ * commands: one could keep the pages in pipes of its own, where nobody accounts for them. */
+static bool begin_inflow(const struct frame *f, const uint8_t *payload, size_t have) {
+    struct command *c = f->kind == FRAME_INPUT ? find(f->id) : NULL;
+    if (!c || !c->ours || c->child.in < 0) return false;
+    if (have) take_input(c, payload, have);
+    if (c->child.in >= 0) fcntl(c->child.in, F_SETPIPE_SZ, INFLOW_MAX);
+    self.inflow = (struct inflow){f->id, f->length - have, 0};
+    return true;
+}
+
+static ssize_t move_input(struct command *c) {
+    if (!c || c->child.in < 0 || buffer_length(&c->pending)) return -1;
+    ssize_t got = splice(self.in.channel, NULL, c->child.in, NULL, self.inflow.left, SPLICE_F_NONBLOCK | SPLICE_F_MOVE);
+    if (got > 0) self.inflow.moved += (size_t)got;
+    return got;
+}
+
+/* What can't be moved because the pipe is full, waits in memory within the window; what nobody reads any more is dropped. */
+static ssize_t copy_input(struct command *c) {
+    static uint8_t piece[FRAME_DATA_MAX];
+    size_t most = self.inflow.left < sizeof piece ? self.inflow.left : sizeof piece;
+    ssize_t got = recv(self.in.channel, piece, most, 0);
+    if (got > 0 && c) take_input(c, piece, (size_t)got);
+    return got;
+}
+
+static void continue_inflow(void) {
+    struct command *c = find(self.inflow.id);
+    ssize_t got = move_input(c);
+    if (got <= 0) got = copy_input(c);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (got <= 0) node_is_gone();
+    self.inflow.left -= (size_t)got;
+    if (self.inflow.left || !self.inflow.moved) return;
+    if (c) send_taken(c, self.inflow.moved);
+    self.inflow.moved = 0;
 }
 
 static void take_signal(struct command *c, const uint8_t *payload, size_t length) {
@@ -167,6 +207,10 @@ static ssize_t receive_bytes(uint8_t *at, size_t length) {
 
 static void receive(void) {
     enum { STEP = 4096 };
+    if (self.inflow.left) {
+        continue_inflow();
+        return;
+    }
     struct frame f;
     size_t wanted = STEP;
     if (frame_decode(&f, self.input.data + self.input.start, buffer_length(&self.input)) == FRAME_PARTIAL &&
@@ -181,6 +225,9 @@ static void receive(void) {
         const uint8_t *data = self.input.data + self.input.start;
         enum frame_status status = frame_decode(&f, data, buffer_length(&self.input));
         if (status == FRAME_MALFORMED) node_is_gone();
+        size_t have = buffer_length(&self.input);
+        if (status == FRAME_PARTIAL && have >= FRAME_HEADER && begin_inflow(&f, data + FRAME_HEADER, have - FRAME_HEADER))
+            buffer_consume(&self.input, have);
         if (status == FRAME_PARTIAL) return;
         handle(&f, data + FRAME_HEADER);
         buffer_consume(&self.input, FRAME_HEADER + f.length);
@@ -264,6 +311,7 @@ _Noreturn static void loop(void) {
 
 static void prepare_loop(const struct inside *in) {
     self.in = *in;
+    self.conduit.in = self.conduit.out = -1;
     sigset_t all;
     sigfillset(&all);
     sigprocmask(SIG_SETMASK, &all, NULL);

@@ -8,6 +8,8 @@
 
 /* Output is read from commands only while less than this waits for the node. */
 enum { BACKLOG_MAX = 512 << 10, COMMANDS_MAX = 4096 };
+/* A stream that once gave so much in one read is busy: its pages are moved, not copied, so many bytes at a time. */
+enum { BUSY = 32 << 10, MOVED_MAX = 256 << 10, INFLOW_MAX = 1 << 20 };
 /* Ended commands whose pipes are still held; a process inside could collect the pipes of all. */
 enum { LINGERING_MAX = 256 };
 
@@ -21,6 +23,7 @@ struct source { /* what an epoll event points to */
 struct stream {
     int fd;
     bool watched;
+    bool busy;
     uint32_t credit;   /* bytes the node is ready to take */
     int64_t remaining; /* after the command's end: bytes that were in the pipe then; -1 before */
     struct source source;
@@ -35,6 +38,7 @@ struct command {
     struct child child;
     struct stream out[2]; /* stdout, stderr */
     struct source input, starting;
+    bool ours; /* a file operation, whose input nobody but this program's own copy reads */
     bool report_pid; /* once it has become the program */
     struct buffer pending; /* for its stdin */
     bool close_input, input_watched;
@@ -52,8 +56,24 @@ struct command {
     struct command *next;
 };
 
+/* A pipe that nobody else has, in which the pages of one frame's output wait for the channel. */
+struct conduit {
+    int in, out;    /* -1 while there is none */
+    size_t waiting; /* bytes in it */
+    size_t before;  /* bytes of the output buffer that go first: they end with the frame's header */
+};
+
+/* The rest of an INPUT frame that is on its way from the channel into a pipe. */
+struct inflow {
+    uint32_t id;
+    size_t left;
+    size_t moved; /* of this frame; told at its end */
+};
+
 struct pid1 {
     struct inside in;
+    struct conduit conduit;
+    struct inflow inflow;
     int epoll, signals;
     struct source channel_source, signal_source;
     struct buffer input, output;

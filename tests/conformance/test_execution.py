@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import random
 import resource
 import time
 from pathlib import Path
@@ -227,3 +229,66 @@ def test_b007_a_command_may_print_anything(box: shoal.Sandbox) -> None:
     result = box.commands.run("cat /tmp/text; exit 5")
     assert (result.exit_code, result.stdout) == (5, text)
     assert box.commands.run("echo next").stdout == "next\n"
+
+
+_LETTERS = """python3 -c '
+import os, random
+data = random.Random({seed}).randbytes(1 << 20).hex().encode() * 10
+view = memoryview(data)
+while view:
+    view = view[os.write({stream}, view[:{piece}]):]
+' """
+
+
+@pytest.mark.parametrize("piece", [1000, 65_536, 1 << 20])
+def test_much_output_on_both_streams_comes_whole_and_in_order(box: shoal.Sandbox, piece: int) -> None:
+    """20 MiB on each at once: what is moved and what is copied must not overtake each other."""
+    out, err = hashlib.sha256(), hashlib.sha256()
+    both = f"{_LETTERS.format(seed=1, stream=1, piece=piece)} & {_LETTERS.format(seed=2, stream=2, piece=piece)}; wait"
+    result = box.commands.run(
+        both,
+        timeout=120,
+        on_stdout=lambda text: out.update(text.encode()),
+        on_stderr=lambda text: err.update(text.encode()),
+    )
+    assert result.exit_code == 0
+    for seed, digest in ((1, out), (2, err)):
+        whole = random.Random(seed).randbytes(1 << 20).hex().encode() * 10
+        assert digest.hexdigest() == hashlib.sha256(whole).hexdigest()
+
+
+def test_a_thief_of_output_stops_nothing(box: shoal.Sandbox) -> None:
+    """A command's own pipe can be read by others inside: bytes that they take are gone, and all else goes on."""
+    thief = "for i in 1 2 3 4; do dd if=/proc/self/fd/1 of=/dev/null bs=64k count=200 status=none & done;"
+    result = box.commands.run(f"{thief} head -c 50000000 /dev/zero; kill $(jobs -p); exit 0", timeout=60)
+    assert result.exit_code == 0
+    assert 0 < result.stdout_total <= 50_000_000
+    assert box.commands.run("echo still there").stdout == "still there\n"
+
+
+def test_pages_of_a_file_that_is_truncated_meanwhile(box: shoal.Sandbox) -> None:
+    """Output may be pages of a file, spliced into the pipe and gone from the file before they are read."""
+    code = """
+import os
+size = 8 << 20
+with open("/tmp/pages", "w+b") as file:
+    for turn in range(20):
+        os.pwrite(file.fileno(), b"x" * size, 0)
+        at = 0
+        while at < size:
+            at += os.splice(file.fileno(), 1, size - at, offset_src=at)
+            if at > size // 2:
+                file.truncate(0)
+                break
+"""
+    result = box.commands.run(["python3", "-c", code], timeout=60)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout_total >= 20 * (4 << 20)
+    assert box.commands.run("echo still there").stdout == "still there\n"
+
+
+def test_the_end_of_much_output_is_not_lost(box: shoal.Sandbox) -> None:
+    """What is left in a pipe of 256 KiB when the command has ended."""
+    for size in (200_000, 262_144, 1_048_576, 3_000_001):
+        result = box.commands.run(f"head -c {size} /dev/zero", output_limit="8MiB")
+        assert (len(result.stdout_bytes), result.stdout_total) == (size, size)

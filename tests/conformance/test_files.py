@@ -7,6 +7,7 @@ import os
 import random
 import resource
 import unicodedata
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -140,3 +141,40 @@ def test_errors_name_what_is_wrong(box: shoal.Sandbox) -> None:
 def test_times_before_1970(box: shoal.Sandbox) -> None:
     box.commands.run("touch -d '1969-12-31 23:59:59 UTC' /tmp/old", check=True)
     assert box.files.stat("/tmp/old").mtime == -1
+
+
+@pytest.mark.parametrize("signal", ["STOP", "KILL"])
+def test_an_upload_that_is_held_up_holds_nothing_else_up(box: shoal.Sandbox, signal: str) -> None:
+    """Half a frame is on its way when its reader stops or dies. The channel goes on, and stays in step."""
+    data = os.urandom(96 * MiB)
+    with ThreadPoolExecutor(1) as threads:
+        writing = threads.submit(box.files.write, "/tmp/held", data)
+        # The operation is a copy of init, which itself can be neither stopped nor killed.
+        hold = f"until pids=$(pgrep -x shoal-init | grep -vx 1); do :; done; kill -{signal} $pids; sleep 0.2"
+        assert box.commands.run(hold, timeout=30).exit_code == 0
+        for _ in range(20):
+            assert box.commands.run(["echo", "on"]).stdout == "on\n"
+        if signal == "KILL":
+            with pytest.raises(shoal.Interrupted):
+                writing.result(60)
+        else:
+            assert not writing.done()
+            box.commands.run("kill -CONT $(pgrep -x shoal-init | grep -vx 1)", check=True)
+            writing.result(60)
+            assert box.files.read("/tmp/held", "bytes") == data
+    box.files.write("/tmp/held", b"after")
+    assert box.files.read("/tmp/held", "bytes") == b"after"
+
+
+def test_appending_much(box: shoal.Sandbox) -> None:
+    """Pages can't be moved into a file that is only appended to; they are copied."""
+    data = os.urandom(3 * MiB + 5)
+    box.files.append("/tmp/log", data)
+    box.files.append("/tmp/log", data)
+    assert box.files.read("/tmp/log", "bytes") == data + data
+
+
+def test_a_file_past_the_limit_is_not_sent_to_its_end(box: shoal.Sandbox) -> None:
+    box.commands.run("truncate -s 100G /tmp/hole", check=True)
+    with pytest.raises(shoal.LimitExceeded):
+        box.files.read("/tmp/hole", "bytes", limit=1024)

@@ -31,8 +31,13 @@ class Kept:
         self.total = 0
         self._limit = limit
         self._head = bytearray()
-        self._tail = bytearray()
         self._head_room = limit // 2
+        self._most = limit - self._head_room
+        self._tail: deque[bytes] = deque()
+        """Pieces as they came, so that gigabytes pass without a copy."""
+        self._held = 0
+        self._small = bytearray()
+        """Small ones, to be joined: a command that writes byte by byte must not cost fifty times its limit."""
 
     @property
     def truncated(self) -> bool:
@@ -43,17 +48,31 @@ class Kept:
         if room := self._head_room - len(self._head):
             self._head += data[:room]
             data = data[room:]
-        # One buffer and no list of pieces: a command that writes byte by byte must not cost fifty times its limit.
-        self._tail += data
-        most = self._limit - self._head_room
-        if len(self._tail) > 2 * most:
-            del self._tail[:-most]
+        if len(data) < _JOIN_MAX:
+            self._small += data
+            if len(self._small) >= _JOIN_MAX:
+                self._join()
+        else:
+            self._join()
+            self._append(data)
+
+    def _join(self) -> None:
+        if self._small:
+            self._append(bytes(self._small))
+            self._small.clear()
+
+    def _append(self, data: bytes) -> None:
+        self._tail.append(data[-self._most :])
+        self._held += len(self._tail[-1])
+        while self._held - len(self._tail[0]) >= self._most:
+            self._held -= len(self._tail.popleft())
 
     def value(self) -> bytes:
+        tail = b"".join((*self._tail, self._small))
         if not self.truncated:
-            return bytes(self._head + self._tail)
+            return bytes(self._head) + tail
         room = max(self._limit - self._head_room - _MARK_ROOM, 0)
-        tail = bytes(self._tail[len(self._tail) - room :]) if room else b""
+        tail = tail[len(tail) - room :]
         missing = self.total - len(self._head) - len(tail)
         mark = f"\n[... {missing} bytes left out ...]\n".encode()
         return (bytes(self._head) + mark + tail)[: self._limit]

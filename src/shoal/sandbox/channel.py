@@ -23,6 +23,7 @@ from shoal.errors import (
 from shoal.sandbox.frame import (
     DATA_MAX,
     PAYLOAD_MAX,
+    RECEIVE,
     Decoder,
     Exit,
     FileOperation,
@@ -30,7 +31,7 @@ from shoal.sandbox.frame import (
     Kind,
     Request,
     decode_exit,
-    encode,
+    encode_header,
 )
 from shoal.sandbox.plan import Plan
 
@@ -38,10 +39,12 @@ __all__ = ["Channel", "Exit", "FileOperation", "Flag", "Process", "Request"]
 
 WINDOW: Final = 1 << 20
 """Bytes of output that may be on the way for each stream of a command."""
-INPUT_WINDOW: Final = 256 << 10
+INPUT_WINDOW: Final = 512 << 10
 """Bytes of input that may wait in init for a command to read."""
-_RECEIVE: Final = 64 << 10
-"""Below the size from which malloc maps and unmaps memory for each call."""
+_RECEIVES: Final = 16
+"""Pieces of a large payload that are received at one wake-up, before other sandboxes have their turn."""
+
+_SO_SNDBUFFORCE: Final = 32
 
 _STEPS: Final = ("", "request", "pipes", "process", "cgroup", "terminal", "user", "cwd", "program")
 
@@ -69,7 +72,7 @@ class Process:
         """Waits while more than `INPUT_WINDOW` is unread. What is sent to a command that has ended is lost."""
         view = memoryview(data)
         for start in range(0, len(view), DATA_MAX):
-            part = bytes(view[start : start + DATA_MAX])
+            part = view[start : start + DATA_MAX]
             while self._in_flight >= INPUT_WINDOW and not self.ended.done():
                 self._room.clear()
                 await self._room.wait()
@@ -141,6 +144,7 @@ class Channel:
         self._closed: str | None = None
         self.ready: asyncio.Future[None] = self._loop.create_future()
         sock.setblocking(False)
+        _widen(sock)
         self._loop.add_reader(sock.fileno(), self._readable)
 
     def start(self, request: Request, receive: Receiver, *, auto_credit: bool = True) -> Process:
@@ -156,24 +160,25 @@ class Channel:
         self.send(Kind.FILE if request.operation > 0 else Kind.SPAWN, process.id, payload)
         return process
 
-    def send(self, kind: Kind, id: int, payload: bytes = b"", stream: int = 0) -> None:
+    def send(self, kind: Kind, id: int, payload: bytes | memoryview = b"", stream: int = 0) -> None:
         """Never blocks; what the socket does not take waits here, bounded by the windows of the commands."""
         if self._closed is not None:
             return
-        data = encode(kind, id, payload, stream, self._sent)
+        header = encode_header(kind, id, len(payload), stream, self._sent)
         self._sent = (self._sent + 1) & 0xFFFFFFFF
+        done = 0
         if not self._backlog:
             try:
-                done = self._socket.send(data)
+                done = self._socket.sendmsg((header, payload))
             except BlockingIOError:
-                done = 0
+                pass
             except OSError:
                 return  # the reader notices, and knows why
-            if done == len(data):
+            if done == len(header) + len(payload):
                 return
-            data = data[done:]
             self._loop.add_writer(self._socket.fileno(), self._writable)
-        self._backlog += data
+        self._backlog += header[done:]
+        self._backlog += payload[max(done - len(header), 0) :]
 
     async def give(self, kind: Kind, payload: bytes, descriptors: Sequence[int]) -> None:
         """Sends a frame of init's own with descriptors, which are closed here. What is sent later arrives later."""
@@ -203,21 +208,28 @@ class Channel:
             self._loop.remove_writer(self._socket.fileno())
 
     def _readable(self) -> None:
+        for _ in range(_RECEIVES):
+            if not self._receive() or self._decoder.wanted == RECEIVE:
+                return
+
+    def _receive(self) -> bool:
+        """False if there was nothing, or there is nothing to come any more."""
         try:
-            data = self._socket.recv(_RECEIVE)
+            data = self._socket.recv(self._decoder.wanted)
         except BlockingIOError:
-            return
+            return False
         except OSError:
             data = b""
         if not data:
             self.close("init_died")
-            return
+            return False
         try:
             for kind, stream, id, payload in self._decoder.feed(data):
                 self._handle(kind, stream, id, payload)
         except (PlatformError, LookupError, struct.error, asyncio.InvalidStateError):
             # Nothing inside can write to this socket, so this is a fault of ours; what it said can't be relied on.
             self.close("lost")
+        return self._closed is None
 
     def _handle(self, kind: int, stream: int, id: int, payload: bytes) -> None:
         match kind:
@@ -273,6 +285,14 @@ class Channel:
             process.finish(gone)
         self._processes.clear()
         self._on_close(reason)
+
+
+def _widen(sock: socket.socket) -> None:
+    """Room for all input that may be on the way, so that none of it waits in a copy here."""
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, INPUT_WINDOW)
+    except PermissionError:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, INPUT_WINDOW)
 
 
 def refusal(error: int, step: str) -> Exception:

@@ -14,7 +14,8 @@ from shoal.errors import FileExists, InvalidRequest, LimitExceeded, NotFound, Pl
 from shoal.node.interface import Node
 from shoal.types import FileInfo
 
-_CHUNK: Final = 1 << 20
+_CHUNK: Final = 4 << 20
+_GATHERED: Final = 1 << 20
 _DEPTH: Final = 200
 """Levels of directories: a deeper tree could not be removed again by `shutil.rmtree` of whoever asked for it."""
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -170,12 +171,25 @@ async def _download_file(
         descriptor = os.open(aside, flags, info.mode & 0o777, dir_fd=parent)
         try:
             with open(descriptor, "wb") as file:
-                async for piece in node.stream_file(sandbox, remote):
-                    room.take(len(piece))
-                    await asyncio.to_thread(file.write, piece)
+                async for pieces in _gather(node.stream_file(sandbox, remote), room):
+                    await asyncio.to_thread(file.writelines, pieces)
             os.replace(aside, name, src_dir_fd=parent, dst_dir_fd=parent)
         except BaseException:
             os.unlink(aside, dir_fd=parent)
             raise
     finally:
         os.close(parent)
+
+
+async def _gather(stream: AsyncIterator[bytes], room: _Room) -> AsyncIterator[list[bytes]]:
+    """Pieces by the MiB: to hand one to a thread costs as much as to write it."""
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in stream:
+        room.take(len(piece))
+        pieces.append(piece)
+        size += len(piece)
+        if size >= _GATHERED:
+            yield pieces
+            pieces, size = [], 0
+    yield pieces
