@@ -20,6 +20,7 @@ SOURCES = (
     "namespaces.c",
     "sandbox.c",
     "stream.c",
+    "session.c",
     "spawn.c",
     "files.c",
     "frame.c",

@@ -98,7 +98,7 @@ struct request {                        /* a SPAWN or FILE frame, decoded; point
     int operation;                      /* a file operation, or -1 for a program */
     int64_t number;                     /* its numeric argument */
 };
-enum { WITH_STDIN = 1, WITH_TTY = 2, REPORT_PID = 4 };
+enum { WITH_STDIN = 1, WITH_TTY = 2, REPORT_PID = 4, WITH_SESSION = 8 };
 enum spawn_step { STEP_REQUEST = 1, STEP_PIPES, STEP_CLONE, STEP_CGROUP, STEP_TTY, STEP_IDENTITY, STEP_CWD, STEP_EXEC };
 
 struct cgroup_slot {                    /* a command's own cgroup; reused once it is empty, unless `spent` */
@@ -111,6 +111,7 @@ struct cgroup_slot {                    /* a command's own cgroup; reused once i
 struct child {
     pid_t pid;
     int in, out, err;                   /* our ends; -1 where there is none */
+    int reports;                        /* of a session: `in` once more, to read from; else -1 */
     int started;                        /* EOF when it has become the program, else spawn_step and errno */
     struct cgroup_slot *group;          /* NULL without cgroups */
 };
@@ -119,6 +120,8 @@ void request_free(struct request *q);
 int spawn(const struct inside *in, const struct request *q, struct child *c, enum spawn_step *step);
 bool spawn_failed(struct child *c, enum spawn_step *step, int *error); /* asked when it is dead, or `started` is readable */
 void kill_tree(const struct child *c, int signal);
+void kill_newer(const struct child *c, uint64_t since); /* what it started since then (clock ticks), but not itself */
+uint64_t ticks_now(void);                               /* since boot, as /proc counts them */
 uint64_t cgroup_cpu_usec(struct cgroup_slot *g);
 void cgroup_release(struct child *c);
 uint32_t oom_kills(const struct inside *in);

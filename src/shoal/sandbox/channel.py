@@ -27,13 +27,15 @@ from shoal.sandbox.frame import (
     FileOperation,
     Flag,
     Kind,
+    Report,
     Request,
     decode_exit,
+    decode_report,
     encode,
 )
 from shoal.sandbox.plan import Plan
 
-__all__ = ["Channel", "Exit", "FileOperation", "Flag", "Process", "Request"]
+__all__ = ["Channel", "Exit", "FileOperation", "Flag", "Process", "Report", "Request"]
 
 WINDOW: Final = 1 << 20
 """Bytes of output that may be on the way for each stream of a command."""
@@ -63,6 +65,8 @@ class Process:
         self._in_flight = 0
         self._room = asyncio.Event()
         self._input_closed = False
+        self.on_report: Callable[[Report], None] | None = None
+        """What a session's shell says goes here."""
 
     async def send_input(self, data: bytes | memoryview) -> None:
         """Waits while more than `INPUT_WINDOW` is unread. What is sent to a command that has ended is lost."""
@@ -88,6 +92,11 @@ class Process:
         if not self.ended.done():
             self._channel.send(Kind.SIGNAL, self.id, struct.pack("<iI", signal, tree))
 
+    def interrupt(self, signal: int) -> None:
+        """Of a session: the signal to its shell alone, SIGKILL to what that started since its last report."""
+        if not self.ended.done():
+            self._channel.send(Kind.SIGNAL, self.id, struct.pack("<iI", signal, 2))
+
     def resize(self, rows: int, cols: int) -> None:
         if not self.ended.done():
             self._channel.send(Kind.RESIZE, self.id, struct.pack("<II", rows, cols))
@@ -99,14 +108,16 @@ class Process:
             self._channel.send(Kind.CREDIT, self.id, struct.pack("<I", self._owed[stream]), stream)
             self._owed[stream] = 0
 
-    def credit_automatically(self) -> None:
-        """From now on whatever arrives counts as used up."""
-        self._auto_credit = True
-
     def take_output(self, stream: int, data: bytes) -> None:
         self._receive(stream, data)
         if self._auto_credit:
             self.grant(stream, len(data))
+
+    def take_report(self, report: Report) -> None:
+        if self.on_report is not None:
+            self.on_report(report)
+        if not self.ended.done():
+            self._channel.send(Kind.CREDIT, self.id, bytes(4))
 
     def take_consumed(self, count: int) -> None:
         self._in_flight -= count
@@ -219,6 +230,8 @@ class Channel:
             case Kind.TAKEN:
                 if id in self._processes:
                     self._processes[id].take_consumed(int.from_bytes(payload, "little"))
+            case Kind.REPORT:
+                self._processes[id].take_report(decode_report(payload))
             case Kind.READY:
                 self.ready.set_result(None)
             case Kind.FAILED:

@@ -14,6 +14,7 @@ HEADER: Final = struct.Struct("<IBBHII")
 PAYLOAD_MAX: Final = 4 << 20
 DATA_MAX: Final = 64 << 10
 _EXIT: Final = struct.Struct("<iIQQQ")
+_REPORT: Final = struct.Struct("<IQ")
 
 
 class Kind(IntEnum):
@@ -32,6 +33,7 @@ class Kind(IntEnum):
     OUTPUT = 20
     EXIT = 21
     TAKEN = 22
+    REPORT = 23
 
 
 _KINDS: Final = frozenset(Kind)
@@ -45,6 +47,8 @@ class Flag(IntFlag):
     TTY = 2
     REPORT_PID = 4
     """Say the pid as soon as it is known; else only the end is told, which saves a wake-up."""
+    SESSION = 8
+    """Its stdin is a socket, and what it itself says on it comes back as reports."""
 
 
 class FileOperation(IntEnum):
@@ -110,6 +114,20 @@ class Decoder:
 
 def decode_exit(payload: bytes) -> Exit:
     return Exit(*_EXIT.unpack(payload))
+
+
+class Report(NamedTuple):
+    """What the shell of a session said. All output that came before it has been handed over."""
+
+    oom_kills: int
+    """Since its last report, as the next one."""
+    cpu_us: int
+    text: bytes
+
+
+def decode_report(payload: bytes) -> Report:
+    oom_kills, cpu_us = _REPORT.unpack_from(payload)
+    return Report(oom_kills, cpu_us, payload[_REPORT.size :])
 
 
 class Request(NamedTuple):

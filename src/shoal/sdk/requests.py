@@ -26,10 +26,9 @@ _LATER: Final = {
 
 _LATER_VERBS: Final = {
     "Sandbox": "state metrics pause resume set_ttl inject observe reset release set_network set_access host diff"
-    " snapshot fork rollback shell pty run_code",
-    "Commands": "list connect",
+    " snapshot fork rollback run_code",
     "Files": "watch",
-    "shoal": "AsyncGroup AsyncPool AsyncSession AsyncShell AccessPolicy Divergence Group Pool Pty Session Shell"
+    "shoal": "AsyncGroup AsyncPool AsyncSession AccessPolicy Divergence Group Pool Session"
     " Snapshot TaskRequest connect function judge session submit",
 }
 """Names of the interface that come with later versions, by where they belong."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
 
 from shoal.errors import InvalidRequest
 from shoal.node.interface import Output
 
 Writer = Callable[[str], object]
+T = TypeVar("T")
 
 
 class TextStreams:
@@ -32,12 +34,12 @@ class TextStreams:
             writer(text)
 
 
-async def next_piece(stream: AsyncIterator[bytes]) -> bytes | None:
+async def next_piece(stream: AsyncIterator[T]) -> T | None:
     """None at the end."""
     return await anext(stream, None)
 
 
-async def close_stream(stream: AsyncIterator[bytes]) -> None:
+async def close_stream(stream: AsyncIterator[T]) -> None:
     """Ends a generator that is not read to its end."""
     if (aclose := getattr(stream, "aclose", None)) is not None:
         await aclose()
