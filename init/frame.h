@@ -14,7 +14,7 @@ enum frame_kind {
     FRAME_FILE = 2,   /* start a file operation */
     FRAME_INPUT = 3,  /* bytes for a command's stdin; an empty one closes it */
     FRAME_SIGNAL = 4, /* i32 signal, i32 scope: 0 process group, 1 everything the command started, 2 a session's shell alone,
-                         and SIGKILL to what it started since its last report */
+                         and SIGKILL to what it started since it was sent something */
     FRAME_CREDIT = 5, /* u32: so many more bytes may be sent on `stream`; of stream 0: the next report may be */
     FRAME_RESIZE = 6, /* u16 rows, u16 columns */
     /* init to node */

@@ -85,6 +85,7 @@ static void take_input(struct command *c, const uint8_t *payload, size_t length)
         return;
     }
     if (!length) c->close_input = true;
+    mark_sent(c);
     if (length) {
         memcpy(buffer_reserve(&c->pending, length), payload, length);
         c->pending.end += length;
@@ -100,7 +101,7 @@ static void take_signal(struct command *c, const uint8_t *payload, size_t length
     case 1: kill_tree(&c->child, signal); break;
     default:
         kill(c->child.pid, signal);
-        kill_newer(&c->child, c->reported);
+        kill_newer(c);
     }
 }
 

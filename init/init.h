@@ -120,8 +120,9 @@ void request_free(struct request *q);
 int spawn(const struct inside *in, const struct request *q, struct child *c, enum spawn_step *step);
 bool spawn_failed(struct child *c, enum spawn_step *step, int *error); /* asked when it is dead, or `started` is readable */
 void kill_tree(const struct child *c, int signal);
-void kill_newer(const struct child *c, uint64_t since); /* what it started since then (clock ticks), but not itself */
-uint64_t ticks_now(void);                               /* since boot, as /proc counts them */
+enum { STAT_PARENT = 4, STAT_START = 22 };
+uint64_t stat_field(pid_t pid, int field); /* of /proc/PID/stat, by its number in proc(5); 0 for a process that is gone */
+bool descends(pid_t pid, pid_t from);
 uint64_t cgroup_cpu_usec(struct cgroup_slot *g);
 void cgroup_release(struct child *c);
 uint32_t oom_kills(const struct inside *in);

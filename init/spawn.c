@@ -15,7 +15,6 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <termios.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "init.h"
@@ -140,8 +139,7 @@ uint32_t oom_kills(const struct inside *in) {
 
 /* ---- killing --------------------------------------------------------------------------------- */
 
-/* A number of /proc/PID/stat, counted as in proc(5), from the parent's on; 0 for a process that is gone. */
-static uint64_t stat_field(pid_t pid, int field) {
+uint64_t stat_field(pid_t pid, int field) {
     char path[32], text[512];
     snprintf(path, sizeof path, "/proc/%d/stat", pid);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -154,10 +152,9 @@ static uint64_t stat_field(pid_t pid, int field) {
     return at ? strtoull(at, NULL, 10) : 0;
 }
 
-enum { PARENT = 4, START = 22 };
-static pid_t parent_of(pid_t pid) { return (pid_t)stat_field(pid, PARENT); }
+static pid_t parent_of(pid_t pid) { return (pid_t)stat_field(pid, STAT_PARENT); }
 
-static bool descends(pid_t pid, pid_t from) {
+bool descends(pid_t pid, pid_t from) {
     for (int depth = 0; pid > 1 && depth < 4096; depth++, pid = parent_of(pid))
         if (pid == from) return true;
     return false;
@@ -186,49 +183,6 @@ void kill_tree(const struct child *c, int signal) {
     } else {
         kill(-c->pid, signal);
     }
-}
-
-uint64_t ticks_now(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_BOOTTIME, &now);
-    uint64_t a_second = (uint64_t)sysconf(_SC_CLK_TCK);
-    return (uint64_t)now.tv_sec * a_second + (uint64_t)now.tv_nsec * a_second / 1000000000u;
-}
-
-static bool is_newer(pid_t pid, pid_t leader, uint64_t since) {
-    for (int depth = 0; pid > 1 && pid != leader && depth < 4096; depth++, pid = parent_of(pid))
-        if (stat_field(pid, START) < since) return false;
-    return true;
-}
-
-static size_t kill_newer_members(const struct child *c, uint64_t since) {
-    static char text[64 << 10];
-    size_t length = 0, killed = 0;
-    int fd = openat(c->group->dir, "cgroup.procs", O_RDONLY | O_CLOEXEC);
-    for (ssize_t got; fd >= 0 && (got = read(fd, text + length, sizeof text - 1 - length)) > 0;) length += (size_t)got;
-    if (fd >= 0) close(fd);
-    text[length] = 0;
-    for (char *at = text, *end; *at; at = *end ? end + 1 : end) {
-        pid_t pid = (pid_t)strtol(at, &end, 10);
-        if (pid > 1 && pid != c->pid && is_newer(pid, c->pid, since)) killed += !kill(pid, SIGKILL);
-    }
-    return killed;
-}
-
-static size_t kill_newer_descendants(const struct child *c, uint64_t since) {
-    size_t killed = 0;
-    for (pid_t pid = 2, missing = 0; pid < 1 << 22 && missing < 4096; pid++) {
-        if (kill(pid, 0) && errno == ESRCH) missing++;
-        else missing = 0;
-        if (!missing && pid != c->pid && descends(pid, c->pid) && is_newer(pid, c->pid, since)) killed += !kill(pid, SIGKILL);
-    }
-    return killed;
-}
-
-void kill_newer(const struct child *c, uint64_t since) {
-    enum { ROUNDS = 4 }; /* one that forks meanwhile may get away; the node asks again, and in the end for everything */
-    for (int round = 0; round < ROUNDS; round++)
-        if (!(c->group ? kill_newer_members(c, since) : kill_newer_descendants(c, since))) return;
 }
 
 /* ---- starting -------------------------------------------------------------------------------- */

@@ -27,6 +27,11 @@ struct stream {
     struct source source;
 };
 
+struct moment { /* which process is older than another: by its start, and within one tick by its number */
+    uint64_t ticks; /* since boot, as /proc counts them */
+    pid_t last_pid;
+};
+
 struct command {
     uint32_t id;
     struct child child;
@@ -39,7 +44,7 @@ struct command {
     uint32_t oom_before;
     uint8_t report[REPORT_MAX]; /* of a session's shell: to be sent after the output that came before it */
     size_t report_length;
-    uint64_t reported;          /* when, in clock ticks since boot */
+    struct moment sent;         /* when its shell was last sent something: what is older it had started before */
     bool ended; /* reaped; its output may still be on the way */
     bool told;  /* EXIT was sent; kept only while background children hold its pipes */
     int refused; /* errno of what failed before it became the program */
@@ -85,5 +90,7 @@ void expect_report(struct command *c);
 void take_report(struct command *c);            /* what the shell said; may free the command */
 void tell_report(struct command *c);
 void close_reports(struct command *c);
+void mark_sent(struct command *c);
+void kill_newer(const struct command *c);       /* what it started since it was sent something, but not itself */
 
 #endif

@@ -1,4 +1,6 @@
-"""Writes src/shoal/sdk/sync*.py from sandbox.py, commands.py and shells.py: the blocking SDK is the async one with its awaits taken out.
+"""Writes src/shoal/sdk/sync*.py from sandbox.py, commands.py and shells.py.
+
+The blocking SDK is the async one with its awaits taken out.
 
 `--check` fails if a file is not what would be written.
 """

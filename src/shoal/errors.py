@@ -9,7 +9,7 @@
     ├── SandboxGone             the sandbox has ended; `reason` says why
     ├── CommandFailed           `check=True` and the command did not exit with 0; carries `result`
     ├── LimitExceeded           what a sandbox holds goes past what the caller is ready to take; `limit` names it
-    ├── OutputLost              output that was asked for late has fallen out of what is kept; `available` says where it goes on
+    ├── OutputLost              output asked for too late is not kept any more; `available` says where it goes on
     ├── SessionClosed           the shell of a session has ended; `reason` says how
     ├── Interrupted             a process or a limit of the sandbox ended or stopped an operation in it
     ├── Unsupported             this tier, kernel or version can't do it; the message names the way out

@@ -1,9 +1,9 @@
 """What a session's shell is sent for one command, and the line it says when that has ended.
 
-The shell reads this text from a socket that is its stdin, so it runs each command in the shell itself: directory, variables,
-functions, options and jobs stay. While a command runs its stdin is /dev/null, and the socket a descriptor that no program
-inherits. The text of a command is quoted as a whole, so that nothing in it is taken for ours: not a quote, a here-document
-or a backslash that is left open, nor a comment or `&` at its end. Tracing (`set -x`, `set -v`) is off for our own words.
+The shell reads this text from a socket that is its stdin, so it runs each command in itself: directory, variables,
+functions, options and jobs stay. While a command runs its stdin is /dev/null, and the socket a descriptor that no
+program inherits. The text of a command is quoted as a whole, so that nothing in it is taken for ours: not a quote, a
+here-document or a backslash that is left open, nor a comment or `&` at its end. What we send is not traced (`set -xv`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 INTERRUPT: Final = 64
 """SIGRTMAX. On it bash leaves the command, however deep in functions, and goes on with what we sent after it."""
 
-# A trap can `return` from the innermost function or sourced file only; DEBUG makes it return again wherever that led to.
+# A trap can `return` from the innermost function or sourced file only; DEBUG makes it return again from where that led.
 _LEAVE: Final = r"\builtin return 0 2>/dev/null||:"
 _ON_INTERRUPT: Final = rf"\builtin set -T;\builtin trap {shlex.quote(_LEAVE)} DEBUG;{_LEAVE}"
 _AFTER_INTERRUPT: Final = r"\builtin trap - DEBUG;\builtin set +T;"
@@ -44,24 +44,27 @@ class Sh:
 
     def command(self, text: str, mark: str, state: State) -> str:
         """`mark` says of which command the shell will tell the begin (alone) and the end (with code and flags)."""
-        begin = rf"{{ \printf '%s\n' {mark} >&0;}} 2>/dev/null;"
+        begin = rf"{{ \printf '\n%s\n' {mark} >&0;}} 2>/dev/null;"
         return f"{begin}command eval {shlex.quote(_restored(state, 'set') + text)} </dev/null\n{self._end(mark)}"
 
     @staticmethod
     def _end(mark: str) -> str:
-        return rf"{{ \printf '%s %s %s\n' {mark} " r""""$?" "$-" >&0||exit 125;set +xv;} 2>/dev/null""" "\n"
+        return rf"{{ \printf '\n%s %s %s\n' {mark} " r""""$?" "$-" >&0||exit 125;set +xv;} 2>/dev/null""" "\n"
 
 
 class Bash:
-    """Bash of 5.1 or later. Sourcing makes a place that the trap can return from."""
+    """Bash of 5.1 or later. Sourcing makes a place that the trap can return from.
+
+    Under `set -e` a command whose last status is not 0 ends the shell, also where the failure itself was excused
+    (`false && true`): it is `eval` that fails then."""
 
     def command(self, text: str, mark: str, state: State) -> str:
-        """The text goes by a variable that is unset before it runs: exported (`set -a`), it would be in every program."""
+        """The text goes by a variable, unset before it runs: exported (`set -a`) it would be in every program's."""
         whole = _restored(state, r"\builtin set") + text
         reset = _AFTER_INTERRUPT if state.interrupted else ""
-        begin = rf"{{ {reset}\builtin printf '%s\n' {mark} >&0;}} 2>/dev/null"
+        begin = rf"{{ {reset}\builtin printf '\n%s\n' {mark} >&0;}} 2>/dev/null"
         run = r"""\builtin . /dev/stdin <<<'\builtin eval "\builtin unset -v __shoal;$__shoal" </dev/null'"""
-        end = rf"{{ \builtin printf '%s %s %s\n' {mark} " r""""$?" "$-" >&0||\builtin exit 125;"""
+        end = rf"{{ \builtin printf '\n%s %s %s\n' {mark} " r""""$?" "$-" >&0||\builtin exit 125;"""
         return f"__shoal={shlex.quote(whole)}\n{begin};{run};{end}\\builtin set +xv;}} 2>/dev/null\n"
 
 
@@ -76,7 +79,8 @@ def argv(shell: str) -> list[str]:
 def greeting(mark: str) -> str:
     """The first line for any shell. It answers with its version, if it is bash."""
     prepare = rf"\builtin shopt -s expand_aliases;\builtin trap {shlex.quote(_ON_INTERRUPT)} {INTERRUPT};"
-    return f'{{ [ -z "${{BASH_VERSION-}}" ]||{{ {prepare}}};}} 2>/dev/null;printf "%s 0 v%s\\n" {mark} "${{BASH_VERSION-}}" >&0\n'
+    answer = f'printf "%s 0 v%s\\n" {mark} "${{BASH_VERSION-}}" >&0'
+    return f'{{ [ -z "${{BASH_VERSION-}}" ]||{{ {prepare}}};}} 2>/dev/null;{answer}\n'
 
 
 def dialect(version: str) -> Dialect:
@@ -93,7 +97,7 @@ def parse_end(words: list[str]) -> End | None:
 
 
 def _restored(state: State, builtin: str) -> str:
-    """On the first line of a command, so that its lines keep their numbers: what it finds as its predecessor left it."""
+    """What a command finds as its predecessor left it. On its first line, so that its lines keep their numbers."""
     tracing = "".join(flag for flag in _TRACING if flag in state.flags)
     parts = [f"{builtin} -{tracing}"] if tracing else []
     if state.code:

@@ -137,7 +137,7 @@ class Node(Protocol):
         ...
 
     def stream_in_shell(self, sandbox: str, shell: int, command: ShellCommand) -> AsyncIterator[Output | ShellEnd]:
-        """The same with its output as it comes; the end is the last that is given. Who stops reading ends the command."""
+        """The same with its output as it comes, and its end as the last. Who stops reading ends the command."""
         ...
 
     async def unclaimed(self, sandbox: str, shell: int) -> Unclaimed:

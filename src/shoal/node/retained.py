@@ -2,9 +2,9 @@
 
 A byte of output is named by its offset in all that the command wrote, both streams together. The rules:
 
-- A command waits for a reader: nothing that a reader has not asked past is thrown away, and with `WINDOW` bytes of a stream
-  unread the command stands still when it writes. A reader that has not asked for `PATIENCE` seconds has gone away, and is
-  not waited for any more. One who only ever starts the command counts as a reader from its start.
+- A command waits for a reader: nothing that a reader has not asked past is thrown away, and with a channel's window of
+  a stream unread (1 MiB) the command stands still when it writes. A reader that has not asked for `PATIENCE` seconds
+  has gone away, and is not waited for any more. Whoever started the command counts as a reader from then on.
 - Without readers the command is never held up. The last `KEEP` bytes stay for those who come later.
 - What has fallen out is said: OutputLost names the offset from which on there is output.
 """

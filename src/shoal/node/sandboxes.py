@@ -118,11 +118,15 @@ class Sandbox:
             if not await self._turns_to_sh():
                 raise
             shell = await self._open_shell(request)
-        self._shells = {
-            id: other for id, other in self._shells.items() if not other.closed or len(self._shells) < _ENDED_SHELLS
-        }
         self._shells[shell.id] = shell
+        self._forget_shells()
         return shell.id, shell.pid
+
+    def _forget_shells(self) -> None:
+        """The oldest of those that have ended."""
+        ended = [id for id, shell in self._shells.items() if shell.closed is not None]
+        for id in ended[:-_ENDED_SHELLS]:
+            del self._shells[id]
 
     async def _open_shell(self, request: ShellRequest) -> Shell:
         startup = {**self._environment, **request.env}.get("BASH_ENV", "")

@@ -1,9 +1,9 @@
 """Sessions: one shell that stays, and runs one command after the other.
 
-The end of a command is not looked for in its output. The shell itself says it on its socket, and init hands it over after
-all that was written before. A program in the session has no descriptor of that socket, cannot open it by /proc (it is no
-pipe), and what another process than the shell writes there is dropped by init, by the kernel's word on who wrote it. Each
-command has a random mark: what is said late, twice or about another one counts for nothing.
+The end of a command is not looked for in its output. The shell itself says it on its socket, and init hands it over
+after all that was written before. A program in the session has no descriptor of that socket, cannot open it by /proc
+(it is no pipe), and what another process than the shell writes there is dropped by init, by the kernel's word on who
+wrote it. Each command has a random mark: what is said late, twice or about another one counts for nothing.
 """
 
 from __future__ import annotations

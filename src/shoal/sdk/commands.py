@@ -24,9 +24,9 @@ class AsyncCommand:
     """A command that runs in the background, or did so not long ago.
 
     Its output is named by offsets: bytes of all that it wrote, both streams together in the order in which they came.
-    Several handles read independently. The command waits for a reader who is slow, but for no more than 30 seconds
-    between two of its steps; from the start it waits as long for the first one. When nobody reads, the last 512 KiB stay
-    for whoever comes later. What has fallen out raises OutputLost, whose `available` is where reading can go on.
+    Several handles read independently. With 1 MiB of a stream unread the command waits for a reader who is slow, but no
+    more than 30 seconds between two of its steps; from the start it waits as long for the first one. When nobody reads,
+    the last 512 KiB stay for who comes later. What has fallen out raises OutputLost: at `available` reading can go on.
     """
 
     def __init__(self, node: Node, sandbox: str, id: int, pid: int, offset: int = 0, reader: str = "") -> None:
@@ -41,8 +41,9 @@ class AsyncCommand:
         self._result: Result | None = None
 
     async def wait(self, check: bool = False) -> Result:
-        """Its end. Who waits does not read: the command goes on, and the result has head and tail of what it wrote, up to
-        the limit it was started with. NotFound if it ended long ago: results stay for 10 minutes, of the last 1,024."""
+        """Its end. Who waits does not read: the command goes on, and the result has head and tail of what it wrote, up
+        to the limit it was started with. Results stay for 10 minutes, those of the last 1,024 commands, while all that
+        these wrote and that is kept is within 64 MiB; then NotFound."""
         if self._result is None:
             self._result = await acall(self._node.wait(self._sandbox, self.id, self._reader))
         if check and self._result.exit_code != 0:
@@ -161,7 +162,7 @@ class AsyncCommands:
         return result
 
     async def list(self) -> CommandInfos:
-        """Background commands and terminals that run, and those that ended not long ago. Sessions are not among them."""
+        """Background commands and terminals, running or ended not long ago (see `Command.wait`); not sessions."""
         return await acall(self._node.list_commands(self._sandbox))
 
     async def connect(self, id: int, offset: int = 0) -> AsyncCommand:

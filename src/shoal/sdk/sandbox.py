@@ -205,7 +205,7 @@ class AsyncSandbox:
     async def shell(
         self, *, env: Mapping[str, str] | None = None, cwd: str | None = None, user: str | int | None = None
     ) -> AsyncShell:
-        """A session: a bash that stays, and keeps directory, variables, functions, options and jobs between commands."""
+        """A session: a bash that stays, with its directory, variables, functions, options and jobs."""
         request = ShellRequest(env=plain_env(env), cwd=cwd, user=user)
         id, pid = await acall(
             self._node.open_shell(self.id, request), undo=lambda opened: self._node.close_shell(self.id, opened[0])

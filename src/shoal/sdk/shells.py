@@ -23,14 +23,16 @@ _SIZE_MAX: Final = 65535
 class AsyncShell:
     """A session: one shell in which commands run one after the other, each with a result of its own.
 
-    Directory, variables, functions, aliases, options, `$?`, open descriptors and background jobs stay. stdin of a command
-    is empty. What its own programs wrote before it ended is in its result, and so is what background jobs wrote meanwhile;
-    what these write between commands is in `unclaimed()`.
+    Directory, variables, functions, aliases, options, `$?`, open descriptors and background jobs stay. stdin of a
+    command is empty. What its own programs wrote before it ended is in its result, and so is what background jobs wrote
+    meanwhile; what these write between commands is in `unclaimed()`. There is no job control (`fg`): see `box.pty`.
 
     The session ends (`closed`) when its shell does: by `exit`, by `exec` of a program, by a signal, by `set -e` and a
-    command that fails. The command that did it has the code as its result; the next call raises SessionClosed.
+    command that does not end with 0. Whatever did it has the shell's code as its result; the next call raises
+    SessionClosed.
 
-    Without bash in the sandbox (or with one before 5.1) it is /bin/sh: then a timeout ends the session.
+    Descriptors 10 to 12 are the shell's own, and so are the name `__shoal` and the trap of signal 64. Without bash (or
+    with one before 5.1) it is /bin/sh, and a timeout ends the session.
     """
 
     def __init__(self, node: Node, sandbox: str, id: int, pid: int) -> None:
@@ -84,7 +86,7 @@ class AsyncShell:
             await acall(close_stream(stream))
 
     async def unclaimed(self) -> Unclaimed:
-        """What background jobs wrote while no command ran, since the last call: head and tail, 64 KiB of each stream."""
+        """What background jobs wrote while no command ran, since the last call; 64 KiB of each stream at the most."""
         return await acall(self._node.unclaimed(self._sandbox, self.id))
 
     async def close(self) -> None:
@@ -121,8 +123,8 @@ class AsyncPty:
         await self._command.resize(cols, rows)
 
     async def kill(self, signal: int = signals.SIGKILL) -> None:
-        """SIGKILL goes to all that it started, any other signal to its process group. With its leader the terminal ends,
-        and what is left in front of it gets SIGHUP."""
+        """SIGKILL goes to all that it started, any other signal to its process group. With its leader the terminal
+        ends, and what is left in front of it gets SIGHUP."""
         await self._command.kill(signal)
 
     async def wait(self) -> Result:
@@ -154,7 +156,7 @@ class AsyncPtys:
         silence: float | None = None,
         output_limit: int | str = "1MiB",
     ) -> AsyncPty:
-        """Runs a command, by default a login shell, on a new terminal. TERM is xterm-256color unless `env` says otherwise.
+        """Runs a command, by default a login shell, on a new terminal. TERM is xterm-256color unless `env` has another.
 
         `timeout`, `silence` and `output_limit` (of the result) are as for `commands.run`."""
         check_size(cols, rows)
