@@ -31,6 +31,7 @@ def wait_until_written(box: shoal.Sandbox, id: int, count: int) -> shoal.Command
 def test_list_names_what_runs_and_what_has_ended(box: shoal.Sandbox) -> None:
     assert box.commands.list() == []
     box.commands.run("true")
+    box.commands.run("true", on_stdout=print)
     one = box.commands.run("echo out; echo err >&2; cat", background=True)
     two = box.commands.run(["sleep", "60"], background=True)
     first = wait_until_written(box, one.id, 8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -111,6 +112,24 @@ def test_t08_awkward_text(shell: shoal.Shell, text: str, code: int, out: str) ->
     assert outcome(shell.run("echo ok")) == (0, "ok\n", "")
     assert time.monotonic() - start < 4
     assert not shell.closed
+
+
+BROKEN = "'\"`$(){}<>|&;\\ \nx#E*!"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_broken_text_never_takes_ours_with_it(box: shoal.Sandbox, seed: int) -> None:
+    """Whatever it means to bash, it has an end of its own, and the next command is whole."""
+    luck = random.Random(seed)
+    shell = box.shell(cwd="/tmp")
+    for _ in range(100):
+        text = ": " + "".join(luck.choice(BROKEN) for _ in range(luck.randrange(13)))
+        result = shell.run(text, timeout=20)
+        assert result.limit is None, text
+        if shell.closed:  # an expansion that is none ends a bash that is not interactive
+            shell = box.shell(cwd="/tmp")
+        assert outcome(shell.run("exec 2>&1; echo ok", timeout=20)) == (0, "ok\n", ""), text
+    shell.close()
 
 
 def test_t08_all_of_it_in_one_session(shell: shoal.Shell) -> None:

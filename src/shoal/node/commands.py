@@ -118,6 +118,11 @@ class Command:
             self._clocks[-1] = asyncio.get_running_loop().call_later(left, self._check_silence)
 
     @property
+    def held(self) -> bool:
+        """It belongs to the one who started it, and is nobody else's to find."""
+        return self._request.hold
+
+    @property
     def retained(self) -> Retained:
         assert self._retained is not None
         return self._retained

@@ -206,10 +206,13 @@ class LocalNode:
     async def wait(self, sandbox: str, command: int, reader: str = "") -> Result:
         running = self._find(sandbox).command(command)
         running.retained.leave(reader)
-        return await running.wait()
+        result = await running.wait()
+        if running.held:
+            self._find(sandbox).commands.forget(command)
+        return result
 
     async def list_commands(self, sandbox: str) -> list[CommandInfo]:
-        return [command.info() for command in self._find(sandbox).commands]
+        return [command.info() for command in self._find(sandbox).commands if not command.held]
 
     async def find_command(self, sandbox: str, command: int) -> CommandInfo:
         return self._find(sandbox).command(command).info()

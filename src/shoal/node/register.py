@@ -43,14 +43,15 @@ class Register:
         self._ended[id] = command
         self._sizes[id] = command.size  # as it was added: readers that leave make it less
         self._bytes += self._sizes[id]
-        self._clocks[id] = asyncio.get_running_loop().call_later(ENDED_SECONDS, partial(self._forget, id))
+        self._clocks[id] = asyncio.get_running_loop().call_later(ENDED_SECONDS, partial(self.forget, id))
         while len(self._ended) > ENDED_COMMANDS or (self._bytes > ENDED_BYTES and len(self._ended) > 1):
-            self._forget(next(iter(self._ended)))
+            self.forget(next(iter(self._ended)))
 
-    def _forget(self, id: int) -> None:
-        del self._ended[id]
-        self._bytes -= self._sizes.pop(id)
-        self._clocks.pop(id).cancel()
+    def forget(self, id: int) -> None:
+        """One that has ended."""
+        if self._ended.pop(id, None) is not None:
+            self._bytes -= self._sizes.pop(id)
+            self._clocks.pop(id).cancel()
 
     def clear(self) -> None:
         """The sandbox has ended."""
