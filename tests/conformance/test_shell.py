@@ -234,8 +234,10 @@ def test_a_shell_that_dies_between_commands(shell: shoal.Shell) -> None:
     time.sleep(1)
     with pytest.raises(shoal.SessionClosed, match="signal 9"):
         shell.run("echo never")
+    assert shell.closed
 
 
+@pytest.mark.root
 def test_close_ends_all_of_it(box: shoal.Sandbox) -> None:
     shell = box.shell()
     shell.run("sleep 61 & disown; (sleep 62 &)")

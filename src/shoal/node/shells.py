@@ -283,6 +283,7 @@ class Shell:
         except TimeoutError:
             if deadline is None or deadline > most:
                 self._kill("it does not read what it is sent")
+                running.fail(self._closed_error())
                 return
         while True:
             now = time.monotonic()

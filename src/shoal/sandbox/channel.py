@@ -93,7 +93,7 @@ class Process:
             self._channel.send(Kind.SIGNAL, self.id, struct.pack("<iI", signal, tree))
 
     def interrupt(self, signal: int) -> None:
-        """Of a session: the signal to its shell alone, SIGKILL to what that started since its last report."""
+        """Of a session: the signal to its shell alone, SIGKILL to what that started since it was sent something."""
         if not self.ended.done():
             self._channel.send(Kind.SIGNAL, self.id, struct.pack("<iI", signal, 2))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self
 
-from shoal.errors import CommandFailed, InvalidRequest
+from shoal.errors import CommandFailed, InvalidRequest, SessionClosed
 from shoal.node.interface import CommandRequest, Node, ShellCommand, ShellEnd
 from shoal.sdk.embedded import call
 from shoal.sdk.requests import plain_env
@@ -64,10 +64,14 @@ class Shell:
         request = ShellCommand(
             cmd=cmd, timeout=timeout, silence=silence, output_limit=parse_size(output_limit, "output_limit")
         )
-        if on_stdout is None and on_stderr is None:
-            end = call(self._node.run_in_shell(self._sandbox, self.id, request))
-        else:
-            end = self._stream(request, on_stdout, on_stderr)
+        try:
+            if on_stdout is None and on_stderr is None:
+                end = call(self._node.run_in_shell(self._sandbox, self.id, request))
+            else:
+                end = self._stream(request, on_stdout, on_stderr)
+        except SessionClosed:
+            self.closed = True
+            raise
         self.closed = end.closed
         if check and end.result.exit_code != 0:
             raise CommandFailed(end.result)
