@@ -56,9 +56,15 @@ def test_two_sessions_know_nothing_of_each_other(box: shoal.Sandbox) -> None:
         assert one.id != two.id
 
 
-def test_user_environment_and_directory(box: shoal.Sandbox) -> None:
+@pytest.mark.root
+def test_another_user(box: shoal.Sandbox) -> None:
     with box.shell(env={"A": "b c"}, cwd="/tmp", user="user") as shell:
         assert shell.run("id -un; pwd; echo $A $HOME; id -Gn").stdout == "user\n/tmp\nb c /home/user\nuser\n"
+
+
+def test_environment_and_directory(box: shoal.Sandbox) -> None:
+    with box.shell(env={"A": "b c"}, cwd="/tmp") as shell:
+        assert shell.run("pwd; echo $A $HOME").stdout == "/tmp\nb c /root\n"
     with pytest.raises(shoal.NotFound, match="cwd"):
         box.shell(cwd="/nowhere")
     with pytest.raises(shoal.InvalidRequest, match="user"):
