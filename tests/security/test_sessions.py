@@ -76,7 +76,7 @@ def test_programs_inherit_no_descriptor_of_it(session: shoal.Shell) -> None:
         "readlink /proc/self/fd/* | cat",
         "f() { readlink /proc/self/fd/*; }; f",
         "cat <(readlink /proc/self/fd/*)",
-        "coproc readlink /proc/self/fd/*; cat <&${COPROC[0]}",
+        "coproc { readlink /proc/self/fd/* > /tmp/co; }; wait; cat /tmp/co",
         "trap 'readlink /proc/self/fd/*' USR1; kill -USR1 $$; trap - USR1",
         "readlink /proc/self/fd/* & wait",
     ):
