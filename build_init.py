@@ -21,6 +21,7 @@ SOURCES = (
     "sandbox.c",
     "access.c",
     "stream.c",
+    "session.c",
     "spawn.c",
     "files.c",
     "audit.c",

@@ -39,7 +39,7 @@ enum frame_status frame_decode(struct frame *f, const uint8_t *data, size_t leng
     f->number = get_u32(data + 12);
     if (f->length > FRAME_PAYLOAD_MAX || f->stream > 2 || data[6] != 0 || data[7] != 0) return FRAME_MALFORMED;
     bool known = (f->kind >= FRAME_SPAWN && f->kind <= FRAME_RESIZE) || f->kind == FRAME_NARROW ||
-                 (f->kind >= FRAME_READY && f->kind <= FRAME_TAKEN);
+                 (f->kind >= FRAME_READY && f->kind <= FRAME_REPORT);
     if (!known) return FRAME_MALFORMED;
     return length - FRAME_HEADER < f->length ? FRAME_PARTIAL : FRAME_WHOLE;
 }

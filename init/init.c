@@ -32,8 +32,10 @@ static void adopt(uint32_t id, const struct child *child, const struct request *
     *c = (struct command){.id = id, .child = *child, .started = started, .before = before, .next = self.commands};
     c->input = (struct source){.kind = INPUT, .command = c};
     c->starting = (struct source){.kind = STARTED, .command = c};
+    c->reports = (struct source){.kind = REPORTS, .command = c};
     c->report_pid = q->flags & REPORT_PID;
     c->ours = q->operation > 0;
+    expect_report(c);
     if (c->report_pid) watch(EPOLL_CTL_ADD, c->child.started, EPOLLIN, &c->starting);
     for (int i = 0; i < 2; i++) {
         int fd = i ? child->err : child->out;
@@ -87,6 +89,7 @@ static void take_input(struct command *c, const uint8_t *payload, size_t length)
         return;
     }
     if (!length) c->close_input = true;
+    mark_sent(c);
     if (length) {
         memcpy(buffer_reserve(&c->pending, length), payload, length);
         c->pending.end += length;
@@ -137,16 +140,25 @@ static void take_signal(struct command *c, const uint8_t *payload, size_t length
     if (length != 8 || c->ended) return;
     int signal = (int)get_u32(payload);
     c->killed |= signal == SIGKILL;
-    if (get_u32(payload + 4)) kill_tree(&c->child, signal);
-    else kill(-c->child.pid, signal);
+    switch (get_u32(payload + 4)) {
+    case 0: kill(-c->child.pid, signal); break;
+    case 1: kill_tree(&c->child, signal); break;
+    default:
+        kill(c->child.pid, signal);
+        kill_newer(c);
+    }
 }
 
 static void take_credit(struct command *c, int stream, const uint8_t *payload, size_t length) {
-    if (length != 4 || stream < 1) return;
+    if (length != 4) return;
+    if (stream < 1) {
+        expect_report(c);
+        return;
+    }
     struct stream *s = &c->out[stream - 1];
     s->credit += get_u32(payload);
     watch_stream(s, s->credit > 0);
-    if (c->ended) drain(c);
+    if (c->ended || c->report_length) drain(c);
 }
 
 static void resize(const struct command *c, const uint8_t *payload, size_t length) {
@@ -259,12 +271,10 @@ static void command_ended(struct command *c, int status, const struct rusage *us
     claim_oom_kills(c);
     c->refused_processes = status ? refused_processes(&self.in) - c->before.refused_processes : 0;
     close_input(c);
-    for (int i = 0; i < 2; i++) {
-        int waiting = 0;
-        if (c->out[i].fd >= 0 && ioctl(c->out[i].fd, FIONREAD, &waiting)) waiting = 0;
-        /* A terminal whose last user has gone may still hold a line that FIONREAD does not count: read to its end. */
-        c->out[i].remaining = c->out[i].fd >= 0 && isatty(c->out[i].fd) ? INT32_MAX : waiting;
-    }
+    close_reports(c);
+    mark_written(c);
+    /* A terminal whose last user has gone may still hold a line that FIONREAD does not count: read to its end. */
+    if (c->out[0].fd >= 0 && isatty(c->out[0].fd)) c->out[0].remaining = INT32_MAX;
     drain(c);
 }
 
@@ -291,6 +301,7 @@ static void dispatch(struct source *source, uint32_t events) {
     case SIGNALS: reap(); break;
     case INPUT: feed(source->command); break;
     case STARTED: learn_start(source->command); break;
+    case REPORTS: take_report(source->command); break;
     case OUTPUT:
         pump(&source->command->out[source->stream - 1]);
         conclude(source->command); /* may free it */

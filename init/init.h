@@ -113,7 +113,7 @@ struct request {                        /* a SPAWN or FILE frame, decoded; point
     int operation;                      /* a file operation, or -1 for a program */
     int64_t number;                     /* its numeric argument */
 };
-enum { WITH_STDIN = 1, WITH_TTY = 2, REPORT_PID = 4 };
+enum { WITH_STDIN = 1, WITH_TTY = 2, REPORT_PID = 4, WITH_SESSION = 8 };
 enum spawn_step { STEP_REQUEST = 1, STEP_PIPES, STEP_CLONE, STEP_CGROUP, STEP_TTY, STEP_IDENTITY, STEP_CWD, STEP_EXEC };
 
 struct cgroup_slot {                    /* a command's own cgroup; reused once it is empty, unless `spent` */
@@ -126,6 +126,7 @@ struct cgroup_slot {                    /* a command's own cgroup; reused once i
 struct child {
     pid_t pid;
     int in, out, err;                   /* our ends; -1 where there is none */
+    int reports;                        /* of a session: `in` once more, to read from; else -1 */
     int started;                        /* EOF when it has become the program, else spawn_step and errno */
     struct cgroup_slot *group;          /* NULL without cgroups */
 };
@@ -134,6 +135,9 @@ void request_free(struct request *q);
 int spawn(const struct inside *in, const struct request *q, struct child *c, enum spawn_step *step);
 bool spawn_failed(struct child *c, enum spawn_step *step, int *error); /* asked when it is dead, or `started` is readable */
 void kill_tree(const struct child *c, int signal);
+enum { STAT_PARENT = 4, STAT_START = 22 };
+uint64_t stat_field(pid_t pid, int field); /* of /proc/PID/stat, by its number in proc(5); 0 for a process that is gone */
+bool descends(pid_t pid, pid_t from);
 uint64_t cgroup_cpu_usec(struct cgroup_slot *g);
 void cgroup_release(struct child *c);
 uint32_t oom_kills(const struct inside *in);

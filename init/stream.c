@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -118,7 +119,7 @@ static void close_stream(struct stream *s) {
     s->fd = -1;
 }
 
-static bool drained(const struct stream *s) { return s->fd < 0 || s->remaining == 0; }
+bool drained(const struct stream *s) { return s->fd < 0 || s->remaining == 0; }
 
 void close_input(struct command *c) {
     if (c->child.in < 0) return;
@@ -130,6 +131,14 @@ void close_input(struct command *c) {
     c->pending = (struct buffer){0};
 }
 
+void mark_written(struct command *c) {
+    for (int i = 0; i < 2; i++) {
+        int waiting = 0;
+        if (c->out[i].fd >= 0 && ioctl(c->out[i].fd, FIONREAD, &waiting)) waiting = 0;
+        c->out[i].remaining = waiting;
+    }
+}
+
 static void forget(struct command *c) {
     struct command **at = &self.commands;
     while (*at != c) at = &(*at)->next;
@@ -137,6 +146,7 @@ static void forget(struct command *c) {
     self.count--;
     if (!self.count && !self.conduit.waiting) close_conduit();
     if (c->told) self.lingering--;
+    close_reports(c);
     free(c->pending.data);
     free(c);
 }
@@ -174,6 +184,7 @@ static void mark_told(struct command *c) {
 /* Tells the node once the command is dead and what it had written is on its way. Background children may hold the pipes
  * for ever; they are read on and thrown away, so that writing does not kill them. */
 void conclude(struct command *c) {
+    if (c->report_length && drained(&c->out[0]) && drained(&c->out[1])) tell_report(c);
     if (!c->ended) return;
     if (!c->told && c->refused) {
         for (int i = 0; i < 2; i++) close_stream(&c->out[i]);
@@ -259,7 +270,7 @@ void pump(struct stream *s) {
     }
 }
 
-/* Reads what is left of a command that has ended, as far as the node has room for it. */
+/* Reads what is left of a command that has ended or reported, as far as the node has room for it. */
 void drain(struct command *c) {
     for (int i = 0; i < 2; i++) {
         struct stream *s = &c->out[i];
@@ -277,7 +288,7 @@ void resume_streams(void) {
         next = c->next;
         for (int i = 0; i < 2; i++) watch_stream(&c->out[i], c->out[i].credit > 0 || c->told);
         /* What was in the pipe may be gone by now, and then nothing would ever wake us for it. */
-        if (c->ended && !c->told) drain(c);
+        if ((c->ended && !c->told) || c->report_length) drain(c);
     }
 }
 

@@ -19,9 +19,11 @@ from shoal.errors import (
     InvalidRequest,
     LimitExceeded,
     NotFound,
+    OutputLost,
     PermissionDenied,
     PlatformError,
     SandboxGone,
+    SessionClosed,
     SetupFailed,
     ShoalError,
     StorageFull,
@@ -32,24 +34,28 @@ from shoal.types import (
     Audit,
     AuditRecord,
     Change,
+    CommandInfo,
     FileInfo,
     Layer,
     NetworkPolicy,
     Profile,
     Result,
     SandboxInfo,
+    Unclaimed,
 )
 
 if TYPE_CHECKING:
     from shoal import rollouts
-    from shoal.sdk import AsyncCommand, AsyncSandbox, Command, Sandbox
+    from shoal.sdk import AsyncCommand, AsyncPty, AsyncSandbox, AsyncShell, Command, Pty, Sandbox, Shell
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AccessPolicy",
     "AsyncCommand",
+    "AsyncPty",
     "AsyncSandbox",
+    "AsyncShell",
     "Audit",
     "AuditRecord",
     "BuildFailed",
@@ -57,6 +63,7 @@ __all__ = [
     "Change",
     "Command",
     "CommandFailed",
+    "CommandInfo",
     "DigestMismatch",
     "FileExists",
     "FileInfo",
@@ -66,25 +73,34 @@ __all__ = [
     "LimitExceeded",
     "NetworkPolicy",
     "NotFound",
+    "OutputLost",
     "PermissionDenied",
     "PlatformError",
     "Profile",
+    "Pty",
     "Result",
     "Sandbox",
     "SandboxGone",
     "SandboxInfo",
+    "SessionClosed",
     "SetupFailed",
+    "Shell",
     "ShoalError",
     "StorageFull",
+    "Unclaimed",
     "Unsupported",
     "rollouts",
 ]
 
 _LAZY = {
     "AsyncCommand": "shoal.sdk",
+    "AsyncPty": "shoal.sdk",
     "AsyncSandbox": "shoal.sdk",
+    "AsyncShell": "shoal.sdk",
     "Command": "shoal.sdk",
+    "Pty": "shoal.sdk",
     "Sandbox": "shoal.sdk",
+    "Shell": "shoal.sdk",
     "rollouts": "shoal.rollouts",
 }
 """Loaded when first used, so that `import shoal` stays cheap and does nothing else."""

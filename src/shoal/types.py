@@ -166,6 +166,32 @@ class Result(Struct, kw_only=True):
         return self.exit_code == 0
 
 
+class CommandInfo(Struct, frozen=True):
+    """A background command of a sandbox, running or ended not long ago."""
+
+    id: int
+    pid: int
+    """Inside the sandbox."""
+    cmd: tuple[str, ...]
+    """As it was given: one text for a shell, or the program and its arguments; cut after 1,000 characters in all."""
+    started: float
+    """Seconds since the epoch."""
+    running: bool
+    written: int
+    """Bytes of output so far, of both streams together."""
+    available: int
+    """From which of these on they can still be read."""
+
+
+class Unclaimed(Struct, frozen=True):
+    """What background jobs of a session wrote while none of its commands ran. Head and tail are kept of each stream."""
+
+    stdout_bytes: bytes = b""
+    stderr_bytes: bytes = b""
+    stdout_total: int = 0
+    stderr_total: int = 0
+
+
 class FileInfo(Struct, frozen=True):
     """One entry of a directory in a sandbox. Names that are not UTF-8 use surrogate escapes, as in `os.fsdecode`."""
 

@@ -53,6 +53,23 @@ def commands(box):
     assert handle.wait().signal == 15
     run("exec 3<>/dev/null; kill -STOP 1; kill -KILL 1; echo $$")
 
+def sessions(box):
+    with box.shell() as shell:
+        shell.run("sleep 61 &")
+        for number in range(20):
+            assert shell.run(f"echo {number}; (exit {number})").exit_code == number
+        assert shell.run("head -c 3000000 /dev/zero; head -c 3000000 /dev/zero >&2").stderr_total == 3000000
+        assert shell.run(": " + "x" * 300000).exit_code == 0
+        assert shell.run("echo x; sleep 60", timeout=0.3).stdout == "x\\n"
+        assert shell.run("printf %1000s >&10; jobs -r | wc -l").exit_code is not None
+        refused(ValueError, lambda: shell.run("yes", on_stdout=lambda text: int("no number")))
+        assert shell.run("exit 5").exit_code == 5
+        refused(errors.SessionClosed, lambda: shell.run("true"))
+    pty = box.pty.create("stty raw; head -c 300000 > /dev/null; stty size")
+    pty.resize(90, 30)
+    pty.send("y" * 300000)
+    assert pty.wait().exit_code == 0
+
 def files(box):
     files = box.files
     for size in (0, 1, 65536, 5000000):
@@ -77,6 +94,7 @@ def files(box):
 for _ in range(3):
     with shoal.Sandbox.create() as box:
         commands(box)
+        sessions(box)
         files(box)
 with shoal.Sandbox.create(network="pypi", user=1000) as box:
     commands(box)

@@ -134,7 +134,7 @@ async def _run(new: NewBox, command: list[str], timeout: float | None, *, as_jso
     from shoal.node.interface import CommandRequest
 
     async with new as box:
-        request = CommandRequest(cmd=command, timeout=timeout, feed=True)
+        request = CommandRequest(cmd=command, timeout=timeout, feed=True, hold=True)
         running = await box.commands.start(request)
         _forward_signals(running)
         _feed_stdin(running)
@@ -231,10 +231,10 @@ async def _shell(new: NewBox) -> int:
 
 def _shell_request() -> CommandRequest:
     from shoal.node.interface import CommandRequest
+    from shoal.sdk.shells import LOGIN_SHELL
 
     size = shutil.get_terminal_size()
-    program = "if [ -x /bin/bash ]; then exec /bin/bash -l; else exec /bin/sh -l; fi"
-    return CommandRequest(cmd=["/bin/sh", "-c", program], terminal=(size.columns, size.lines), feed=True)
+    return CommandRequest(cmd=LOGIN_SHELL, terminal=(size.columns, size.lines), feed=True, hold=True)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from shoal.node.access import plain_access, refused
 from shoal.node.changes import Changes, count_changes, find_changes
 from shoal.node.commands import check_env, check_seconds
 from shoal.node.files import READ_MAX, Files
-from shoal.node.interface import CommandRequest, CreateRequest, Output
+from shoal.node.interface import CommandRequest, CreateRequest, Output, ShellCommand, ShellEnd, ShellRequest
 from shoal.node.networks import network_plans, sandbox_network
 from shoal.node.sandboxes import Sandbox
 from shoal.sandbox.interface import Box, BoxSpec, Tier
@@ -35,12 +35,14 @@ from shoal.types import (
     Audit,
     AuditRecord,
     Change,
+    CommandInfo,
     FileInfo,
     Image,
     Layer,
     Profile,
     Result,
     SandboxInfo,
+    Unclaimed,
 )
 
 _REMEMBERED: Final = 10_000
@@ -225,26 +227,28 @@ class LocalNode:
         return msgspec.structs.replace(result, changes=counts)
 
     async def start(self, sandbox: str, request: CommandRequest) -> tuple[int, int]:
-        holder = self._find(sandbox)
-        command = await holder.start(request, streamed=True)
-        try:
-            pid = await asyncio.shield(command.process.pid)
-        except asyncio.CancelledError:
-            command.process.kill(9, tree=True)
-            raise
-        holder.commands[command.process.id] = command
-        return command.process.id, pid
+        command = await self._find(sandbox).start_in_background(request)
+        return command.process.id, command.process.pid.result()
 
-    async def output(self, sandbox: str, command: int) -> list[Output]:
-        return await self._find(sandbox).command(command).output()
+    async def output(self, sandbox: str, command: int, offset: int = 0, reader: str = "") -> list[Output]:
+        return await self._find(sandbox).command(command).retained.read(reader, offset)
 
-    async def wait(self, sandbox: str, command: int) -> Result:
-        holder = self._find(sandbox)
-        running = holder.command(command)
-        running.discard()
+    async def leave_output(self, sandbox: str, command: int, reader: str = "") -> None:
+        self._find(sandbox).command(command).retained.leave(reader)
+
+    async def wait(self, sandbox: str, command: int, reader: str = "") -> Result:
+        running = self._find(sandbox).command(command)
+        running.retained.leave(reader)
         result = await running.wait()
-        holder.commands.pop(command, None)
+        if running.held:
+            self._find(sandbox).commands.forget(command)
         return result
+
+    async def list_commands(self, sandbox: str) -> list[CommandInfo]:
+        return [command.info() for command in self._find(sandbox).commands if not command.held]
+
+    async def find_command(self, sandbox: str, command: int) -> CommandInfo:
+        return self._find(sandbox).command(command).info()
 
     async def signal(self, sandbox: str, command: int, signal: int) -> None:
         if not 0 < signal < 65:
@@ -259,6 +263,26 @@ class LocalNode:
 
     async def resize(self, sandbox: str, command: int, cols: int, rows: int) -> None:
         self._find(sandbox).command(command).process.resize(rows, cols)
+
+    # Sessions
+
+    async def open_shell(self, sandbox: str, request: ShellRequest) -> tuple[int, int]:
+        return await self._find(sandbox).open_shell(request)
+
+    async def run_in_shell(self, sandbox: str, shell: int, command: ShellCommand) -> ShellEnd:
+        return await self._find(sandbox).shell(shell).run(command)
+
+    async def stream_in_shell(
+        self, sandbox: str, shell: int, command: ShellCommand
+    ) -> AsyncIterator[Output | ShellEnd]:
+        async for piece in self._find(sandbox).shell(shell).stream(command):
+            yield piece
+
+    async def unclaimed(self, sandbox: str, shell: int) -> Unclaimed:
+        return self._find(sandbox).shell(shell).take_unclaimed()
+
+    async def close_shell(self, sandbox: str, shell: int) -> None:
+        await self._find(sandbox).shell(shell).close()
 
     # Files
 

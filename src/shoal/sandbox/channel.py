@@ -29,13 +29,16 @@ from shoal.sandbox.frame import (
     FileOperation,
     Flag,
     Kind,
+    Report,
     Request,
     decode_exit,
+    decode_report,
+    encode,
     encode_header,
 )
 from shoal.sandbox.plan import Plan
 
-__all__ = ["Channel", "Exit", "FileOperation", "Flag", "Process", "Request"]
+__all__ = ["Channel", "Exit", "FileOperation", "Flag", "Process", "Report", "Request"]
 
 WINDOW: Final = 1 << 20
 """Bytes of output that may be on the way for each stream of a command."""
@@ -67,6 +70,8 @@ class Process:
         self._in_flight = 0
         self._room = asyncio.Event()
         self._input_closed = False
+        self.on_report: Callable[[Report], None] | None = None
+        """What a session's shell says goes here."""
 
     async def send_input(self, data: bytes | memoryview) -> None:
         """Waits while more than `INPUT_WINDOW` is unread. What is sent to a command that has ended is lost."""
@@ -92,6 +97,11 @@ class Process:
         if not self.ended.done():
             self._channel.send(Kind.SIGNAL, self.id, struct.pack("<iI", signal, tree))
 
+    def interrupt(self, signal: int) -> None:
+        """Of a session: the signal to its shell alone, SIGKILL to what that started since it was sent something."""
+        if not self.ended.done():
+            self._channel.send(Kind.SIGNAL, self.id, struct.pack("<iI", signal, 2))
+
     def resize(self, rows: int, cols: int) -> None:
         if not self.ended.done():
             self._channel.send(Kind.RESIZE, self.id, struct.pack("<II", rows, cols))
@@ -103,14 +113,16 @@ class Process:
             self._channel.send(Kind.CREDIT, self.id, struct.pack("<I", self._owed[stream]), stream)
             self._owed[stream] = 0
 
-    def credit_automatically(self) -> None:
-        """From now on whatever arrives counts as used up."""
-        self._auto_credit = True
-
     def take_output(self, stream: int, data: bytes) -> None:
         self._receive(stream, data)
         if self._auto_credit:
             self.grant(stream, len(data))
+
+    def take_report(self, report: Report) -> None:
+        if self.on_report is not None:
+            self.on_report(report)
+        if not self.ended.done():
+            self._channel.send(Kind.CREDIT, self.id, bytes(4))
 
     def take_consumed(self, count: int) -> None:
         self._in_flight -= count
@@ -186,8 +198,12 @@ class Channel:
             while self._closed is None:
                 if not self._backlog:
                     with suppress(BlockingIOError):
-                        socket.send_fds(self._socket, [encode(kind, 0, payload, 0, self._sent)], descriptors)
+                        frame = encode(kind, 0, payload, 0, self._sent)
+                        done = socket.send_fds(self._socket, [frame], descriptors)
                         self._sent = (self._sent + 1) & 0xFFFFFFFF
+                        if done < len(frame):  # the descriptors go with the first byte
+                            self._loop.add_writer(self._socket.fileno(), self._writable)
+                            self._backlog += frame[done:]
                         return
                 await asyncio.sleep(0.001)
             raise SandboxGone(self._sandbox, self._closed)
@@ -247,6 +263,8 @@ class Channel:
             case Kind.TAKEN:
                 if id in self._processes:
                     self._processes[id].take_consumed(int.from_bytes(payload, "little"))
+            case Kind.REPORT:
+                self._processes[id].take_report(decode_report(payload))
             case Kind.READY:
                 self.ready.set_result(None)
             case Kind.FAILED:

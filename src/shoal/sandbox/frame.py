@@ -19,6 +19,7 @@ RECEIVE: Final = 64 << 10
 PIECE: Final = 256 << 10
 """Bytes of a large payload to ask for at a time."""
 _EXIT: Final = struct.Struct("<iIQQQI")
+_REPORT: Final = struct.Struct("<IQ")
 
 
 class Kind(IntEnum):
@@ -38,6 +39,7 @@ class Kind(IntEnum):
     OUTPUT = 20
     EXIT = 21
     TAKEN = 22
+    REPORT = 23
 
 
 _KINDS: Final = frozenset(Kind)
@@ -51,6 +53,8 @@ class Flag(IntFlag):
     TTY = 2
     REPORT_PID = 4
     """Say the pid as soon as it is known; else only the end is told, which saves a wake-up."""
+    SESSION = 8
+    """Its stdin is a socket, and what it itself says on it comes back as reports."""
 
 
 class FileOperation(IntEnum):
@@ -155,6 +159,20 @@ class Decoder:
 
 def decode_exit(payload: bytes) -> Exit:
     return Exit(*_EXIT.unpack(payload))
+
+
+class Report(NamedTuple):
+    """What the shell of a session said. All output that came before it has been handed over."""
+
+    oom_kills: int
+    """Since its last report, as the next one."""
+    cpu_us: int
+    text: bytes
+
+
+def decode_report(payload: bytes) -> Report:
+    oom_kills, cpu_us = _REPORT.unpack_from(payload)
+    return Report(oom_kills, cpu_us, payload[_REPORT.size :])
 
 
 class Request(NamedTuple):

@@ -25,10 +25,9 @@ _LATER: Final = {
 
 _LATER_VERBS: Final = {
     "Sandbox": "state metrics pause resume set_ttl inject observe reset release set_network host diff"
-    " snapshot fork rollback shell pty run_code",
-    "Commands": "list connect",
+    " snapshot fork rollback run_code",
     "Files": "watch",
-    "shoal": "AsyncGroup AsyncPool AsyncSession AsyncShell Divergence Group Pool Pty Session Shell"
+    "shoal": "AsyncGroup AsyncPool AsyncSession Divergence Group Pool Session"
     " Snapshot TaskRequest connect function judge session submit",
 }
 """Names of the interface that come with later versions, by where they belong."""

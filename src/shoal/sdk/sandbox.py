@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-import signal as signals
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, overload
 
-from shoal.errors import CommandFailed, InvalidRequest, NotFound
-from shoal.node.interface import CommandRequest, CreateRequest, Node, Output
+from shoal.errors import InvalidRequest, NotFound
+from shoal.node.interface import CreateRequest, Node, ShellRequest
+from shoal.sdk.commands import AsyncCommands
 from shoal.sdk.embedded import acall, engine
 from shoal.sdk.requests import audit_of, missing, plain_env, plain_layers, profile_of, refuse_later
-from shoal.sdk.streams import TextStreams, Writer, close_stream, next_piece, to_bytes
+from shoal.sdk.shells import AsyncPtys, AsyncShell
+from shoal.sdk.streams import close_stream, next_piece, to_bytes
 from shoal.sdk.transfer import download, upload
 from shoal.types import (
     AccessPolicy,
@@ -24,7 +25,6 @@ from shoal.types import (
     Layer,
     NetworkPolicy,
     Profile,
-    Result,
     SandboxInfo,
     State,
     parse_size,
@@ -35,160 +35,6 @@ SandboxInfos = list[SandboxInfo]
 Changes = list[Change]
 AuditRecords = list[AuditRecord]
 """Aliases, since the classes below have a method `list`."""
-
-
-class AsyncCommand:
-    """A command that runs in the background."""
-
-    def __init__(self, node: Node, sandbox: str, id: int, pid: int) -> None:
-        self.id = id
-        self.pid = pid
-        """Inside the sandbox."""
-        self._node = node
-        self._sandbox = sandbox
-        self._result: Result | None = None
-
-    async def wait(self, check: bool = False) -> Result:
-        """Its end. Output that was not iterated over is kept up to the limit it was started with."""
-        if self._result is None:
-            self._result = await acall(self._node.wait(self._sandbox, self.id))
-        if check and self._result.exit_code != 0:
-            raise CommandFailed(self._result)
-        return self._result
-
-    async def kill(self, signal: int = signals.SIGKILL) -> None:
-        """SIGKILL goes to all that it started, any other signal to its process group."""
-        await acall(self._node.signal(self._sandbox, self.id, signal))
-
-    async def send_stdin(self, data: str | bytes) -> None:
-        """Waits while the command does not read."""
-        await acall(self._node.send_stdin(self._sandbox, self.id, to_bytes(data)))
-
-    async def close_stdin(self) -> None:
-        await acall(self._node.close_stdin(self._sandbox, self.id))
-
-    async def resize(self, cols: int, rows: int) -> None:
-        """Of a command on a terminal."""
-        await acall(self._node.resize(self._sandbox, self.id, cols, rows))
-
-    async def __aiter__(self) -> AsyncIterator[Output]:
-        """Its output as it comes; the command waits while nobody takes it."""
-        while pieces := await acall(self._node.output(self._sandbox, self.id)):
-            for piece in pieces:
-                yield piece
-
-
-class AsyncCommands:
-    """Runs commands in one sandbox."""
-
-    def __init__(self, node: Node, sandbox: str) -> None:
-        self._node = node
-        self._sandbox = sandbox
-
-    @overload
-    async def run(
-        self,
-        cmd: str | Sequence[str],
-        *,
-        env: Mapping[str, str] | None = ...,
-        cwd: str | None = ...,
-        user: str | int | None = ...,
-        timeout: float | None = ...,
-        silence: float | None = ...,
-        stdin: str | bytes | None = ...,
-        on_stdout: Writer | None = ...,
-        on_stderr: Writer | None = ...,
-        background: Literal[False] = ...,
-        check: bool = ...,
-        output_limit: int | str = ...,
-        changes: bool = ...,
-    ) -> Result: ...
-
-    @overload
-    async def run(
-        self,
-        cmd: str | Sequence[str],
-        *,
-        env: Mapping[str, str] | None = ...,
-        cwd: str | None = ...,
-        user: str | int | None = ...,
-        timeout: float | None = ...,
-        silence: float | None = ...,
-        stdin: str | bytes | None = ...,
-        background: Literal[True],
-        output_limit: int | str = ...,
-    ) -> AsyncCommand: ...
-
-    async def run(
-        self,
-        cmd: str | Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        user: str | int | None = None,
-        timeout: float | None = None,
-        silence: float | None = None,
-        stdin: str | bytes | None = None,
-        on_stdout: Writer | None = None,
-        on_stderr: Writer | None = None,
-        background: bool = False,
-        check: bool = False,
-        output_limit: int | str = "1MiB",
-        changes: bool = False,
-    ) -> Result | AsyncCommand:
-        """Runs text by a shell, a list as it is, and returns when the command has ended.
-
-        `timeout` and `silence` (seconds in all, seconds without output) kill everything the command started; what it
-        had written is in the result. Without `stdin` it reads EOF at once. `on_stdout` and `on_stderr` get text as it
-        comes. `background=True` returns a handle at once; its stdin stays open. `check=True` raises CommandFailed.
-        `output_limit`: bytes kept of each stream, head and tail. `changes=True` counts the files it changed.
-        """
-        request = CommandRequest(
-            cmd=cmd,
-            env=plain_env(env),
-            cwd=cwd,
-            user=user,
-            timeout=timeout,
-            silence=silence,
-            output_limit=parse_size(output_limit, "output_limit"),
-            stdin=None if stdin is None else to_bytes(stdin, "stdin"),
-            feed=background and stdin is None,
-            changes=changes,
-        )
-        if background:
-            return await self.start(request)
-        if on_stdout is None and on_stderr is None:
-            result = await acall(self._node.run(self._sandbox, request))
-        else:
-            result = await self._stream(request, on_stdout, on_stderr)
-        if check and result.exit_code != 0:
-            raise CommandFailed(result)
-        return result
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> NoReturn:
-            raise missing("Commands", name)
-
-    async def start(self, request: CommandRequest) -> AsyncCommand:
-        """A command by its whole request; what `run(background=True)` and terminals are made of."""
-        id, pid = await acall(
-            self._node.start(self._sandbox, request),
-            undo=lambda started: self._node.signal(self._sandbox, started[0], signals.SIGKILL),
-        )
-        return AsyncCommand(self._node, self._sandbox, id, pid)
-
-    async def _stream(self, request: CommandRequest, on_stdout: Writer | None, on_stderr: Writer | None) -> Result:
-        command = await self.start(request)
-        decoders = TextStreams(on_stdout, on_stderr)
-        try:
-            async for piece in command:
-                decoders.write(piece)
-            decoders.finish()
-            return await command.wait()
-        except BaseException:
-            await command.kill()
-            raise
 
 
 class AsyncFiles:
@@ -291,6 +137,7 @@ class AsyncSandbox:
         """What this sandbox can do beyond what every one can."""
         self.commands = AsyncCommands(node, info.id)
         self.files = AsyncFiles(node, info.id)
+        self.pty = AsyncPtys(node, info.id)
         self._node = node
 
     @classmethod
@@ -363,6 +210,16 @@ class AsyncSandbox:
 
         def __getattr__(self, name: str) -> NoReturn:
             raise missing("Sandbox", name)
+
+    async def shell(
+        self, *, env: Mapping[str, str] | None = None, cwd: str | None = None, user: str | int | None = None
+    ) -> AsyncShell:
+        """A session: a bash that stays, with its directory, variables, functions, options and jobs."""
+        request = ShellRequest(env=plain_env(env), cwd=cwd, user=user)
+        id, pid = await acall(
+            self._node.open_shell(self.id, request), undo=lambda opened: self._node.close_shell(self.id, opened[0])
+        )
+        return AsyncShell(self._node, self.id, id, pid)
 
     async def info(self) -> SandboxInfo:
         return await acall(self._node.info(self.id))

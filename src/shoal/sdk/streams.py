@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import AsyncIterator, Callable
-from typing import Final
+from typing import Final, TypeVar
 
 from shoal.errors import InvalidRequest
 from shoal.node.interface import Output
@@ -12,6 +12,7 @@ from shoal.node.interface import Output
 Writer = Callable[[str], object]
 _TEXT: Final = 64 << 10
 """Bytes that are made text at a time: memory for more is mapped anew each time, which takes longer than decoding."""
+T = TypeVar("T")
 
 
 class TextStreams:
@@ -44,12 +45,12 @@ class TextStreams:
         self._rests[index] = data[at:]
 
 
-async def next_piece(stream: AsyncIterator[bytes]) -> bytes | None:
+async def next_piece(stream: AsyncIterator[T]) -> T | None:
     """None at the end."""
     return await anext(stream, None)
 
 
-async def close_stream(stream: AsyncIterator[bytes]) -> None:
+async def close_stream(stream: AsyncIterator[T]) -> None:
     """Ends a generator that is not read to its end."""
     if (aclose := getattr(stream, "aclose", None)) is not None:
         await aclose()
