@@ -188,3 +188,5 @@ class SandboxInfo(Struct, frozen=True):
     """Why it is gone."""
     unenforced: tuple[str, ...] = ()
     """Limits of the profile that this machine or privilege can't enforce."""
+    capabilities: tuple[str, ...] = ()
+    """What this sandbox can do beyond what every one can."""

@@ -23,11 +23,10 @@ from shoal.node.changes import Changes, count_changes, find_changes
 from shoal.node.commands import check_env, check_seconds
 from shoal.node.files import READ_MAX, Files
 from shoal.node.interface import CommandRequest, CreateRequest, Output
-from shoal.node.networks import network_plans, sandbox_network
+from shoal.node.networks import sandbox_network
 from shoal.node.sandboxes import Sandbox
-from shoal.sandbox.interface import Box, BoxSpec, Tier
-from shoal.sandbox.namespace import NamespaceTier
-from shoal.sandbox.slots import IDS
+from shoal.node.tiers import Tiers, machine_image, tier_makers
+from shoal.sandbox.interface import Box, BoxSpec
 from shoal.types import PROFILES, Change, FileInfo, Image, Layer, Profile, Result, SandboxInfo
 
 _REMEMBERED: Final = 10_000
@@ -50,20 +49,19 @@ class LocalNode:
         self._found: dict[str, tuple[Interpreter, int]] = {}
 
     async def open(self) -> None:
-        """Starts its processes. SetupFailed or Unsupported where this machine cannot run sandboxes."""
+        """Tiers are started by the first sandbox of each: a machine that can't run one may run another."""
         _raise_open_files()
         self.store = await asyncio.to_thread(Store, self.data / "store")
         self.index: PackageIndex = await asyncio.to_thread(read_package_index)
-        self.tier: Tier = NamespaceTier(self._run, self.data / "uppers", network_plans(IDS if os.geteuid() == 0 else 1))
-        await self.tier.start()
+        self.tiers = Tiers(tier_makers(self.data, self._run))
 
     def forsake(self) -> None:
         """In a forked child of this process: the sandboxes are the parent's, and must end with it."""
-        self.tier.forsake()
+        self.tiers.forsake()
 
     async def close(self) -> None:
         """Ends every sandbox; returns when nothing of them is left."""
-        await self.tier.close()
+        await self.tiers.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # Sandboxes
@@ -71,10 +69,11 @@ class LocalNode:
     async def create(self, request: CreateRequest) -> SandboxInfo:
         profile = _profile(request)
         _check(request)
-        image = await self.image(request.image)
+        tier = await self.tiers.get(request.tier)
+        image = await self.image(request.image) if tier.layered else machine_image(request)
         layers = self._resolve(request)
         network = sandbox_network(request.network, self.index)
-        id = f"sb-{secrets.token_hex(8)}"
+        id = f"{tier.prefix}-{secrets.token_hex(8)}"
         spec = BoxSpec(
             id=id,
             hostname="sandbox",
@@ -82,7 +81,7 @@ class LocalNode:
             profile=profile,
             network="isolated" if network is None else "filtered",
         )
-        box = await self.tier.create(spec, self._ended)
+        box = await tier.create(spec, self._ended)
         info = SandboxInfo(
             id=id,
             state="running",
@@ -92,7 +91,8 @@ class LocalNode:
             tier=request.tier,
             created=time.time(),
             metadata=dict(request.metadata),
-            unenforced=self.tier.unenforced,
+            unenforced=tier.unenforced,
+            capabilities=tier.capabilities,
         )
         sandbox = Sandbox(box, info, request, environment(image, layers), network)
         self._sandboxes[id] = sandbox
@@ -327,8 +327,6 @@ def _profile(request: CreateRequest) -> Profile:
 
 
 def _check(request: CreateRequest) -> None:
-    if request.tier != "namespace":
-        raise Unsupported(f"tier {request.tier!r}: this version has 'namespace'")
     if not request.cwd.startswith("/"):
         raise InvalidRequest("cwd", f"takes an absolute path, not {request.cwd!r}")
     check_seconds("ttl", request.ttl)

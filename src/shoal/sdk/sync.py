@@ -283,7 +283,7 @@ class Sandbox:
 
     def __init__(self, node: Node, info: SandboxInfo) -> None:
         self.id = info.id
-        self.capabilities = frozenset({"pty"})
+        self.capabilities = frozenset(info.capabilities)
         """What this sandbox can do beyond what every one can."""
         self.commands = Commands(node, info.id)
         self.files = Files(node, info.id)
@@ -308,6 +308,7 @@ class Sandbox:
         """Makes a sandbox.
 
         `layers`: keys of layers (digests, names, "python:3.11"), highest first. `profile`: a name or a Profile.
+        `tier`: "namespace", or "fake" for tests of your own code: it isolates nothing.
         `network`: None for none at all, "pypi" for the package index, or a NetworkPolicy. `env`, `cwd` and `user` hold
         for every command that does not say otherwise. `ttl`: seconds of life.
         InvalidRequest names the field that is wrong; CapacityError when there is no room; SetupFailed.
