@@ -136,7 +136,7 @@ static void write_file_atomically(const char *path, mode_t mode) {
     check(exists || errno == ENOENT);
     if (exists && S_ISDIR(old.st_mode)) finish(EISDIR);
     if (exists && !S_ISREG(old.st_mode)) finish(EINVAL);
-    if (exists) check(realpath(path, target) != NULL);
+    if (exists) check(realpath(path, target) != NULL && !access(target, W_OK)); /* the rename alone would not ask */
     else snprintf(target, sizeof target, "%s", path);
     if (!exists) make_parents(target);
     const char *name;

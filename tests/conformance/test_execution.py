@@ -84,7 +84,8 @@ def test_t04_background_child_keeps_the_pipes(box: shoal.Sandbox) -> None:
     result = box.commands.run("(sleep 30.0417; echo late) & echo ok")
     assert time.monotonic() - start < 2
     assert (result.exit_code, result.stdout) == (0, "ok\n")
-    assert box.commands.run(["pgrep", "-f", "-c", "^sleep 30.0417"]).stdout == "1\n"
+    found = box.commands.run("until pgrep -f '^sleep 30.0417'; do sleep 0.02; done", timeout=10)
+    assert len(found.stdout.split()) == 1
     assert box.commands.run(["pkill", "-f", "^sleep 30.0417"]).exit_code == 0
     assert box.commands.run("sleep 0.2; echo next").stdout == "next\n"
 

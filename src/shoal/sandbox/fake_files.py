@@ -151,6 +151,8 @@ class Target:
         old = path.stat() if path.exists() else None
         if old is not None and not stat.S_ISREG(old.st_mode):
             raise _error(errno.EISDIR if stat.S_ISDIR(old.st_mode) else errno.EINVAL)
+        if old is not None and not os.access(path, os.W_OK):
+            raise _error(errno.EACCES)
         path.parent.mkdir(parents=True, exist_ok=True)
         if append:
             self._file = path.open("ab", buffering=0)

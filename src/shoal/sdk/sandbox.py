@@ -195,27 +195,38 @@ class AsyncFiles:
         self._sandbox = sandbox
 
     @overload
-    async def read(self, path: str, format: Literal["text"] = "text", *, limit: int | str = ...) -> str: ...
+    async def read(
+        self, path: str, format: Literal["text"] = "text", *, limit: int | str = ..., user: str | int | None = ...
+    ) -> str: ...
     @overload
-    async def read(self, path: str, format: Literal["bytes"], *, limit: int | str = ...) -> bytes: ...
+    async def read(
+        self, path: str, format: Literal["bytes"], *, limit: int | str = ..., user: str | int | None = ...
+    ) -> bytes: ...
     @overload
-    async def read(self, path: str, format: Literal["stream"]) -> AsyncIterator[bytes]: ...
+    async def read(
+        self, path: str, format: Literal["stream"], *, user: str | int | None = ...
+    ) -> AsyncIterator[bytes]: ...
 
     async def read(
-        self, path: str, format: Literal["text", "bytes", "stream"] = "text", *, limit: int | str = "512MiB"
+        self,
+        path: str,
+        format: Literal["text", "bytes", "stream"] = "text",
+        *,
+        limit: int | str = "512MiB",
+        user: str | int | None = None,
     ) -> str | bytes | AsyncIterator[bytes]:
         """A regular file. Text is UTF-8; what is not becomes U+FFFD. A stream holds little at a time and has no limit.
 
         LimitExceeded if there are more than `limit` bytes: a file's size is the sandbox's choice."""
         if format == "stream":
-            return self._pieces(path)
+            return self._pieces(path, user)
         if format not in ("text", "bytes"):
             raise InvalidRequest("format", f"takes 'text', 'bytes' or 'stream', not {format!r}")
-        data = await acall(self._node.read_file(self._sandbox, path, limit=parse_size(limit, "limit")))
+        data = await acall(self._node.read_file(self._sandbox, path, user, parse_size(limit, "limit")))
         return data if format == "bytes" else data.decode("utf-8", "replace")
 
-    async def _pieces(self, path: str) -> AsyncIterator[bytes]:
-        stream = self._node.stream_file(self._sandbox, path)
+    async def _pieces(self, path: str, user: str | int | None) -> AsyncIterator[bytes]:
+        stream = self._node.stream_file(self._sandbox, path, user)
         try:
             while (piece := await acall(next_piece(stream))) is not None:
                 yield piece

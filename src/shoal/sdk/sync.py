@@ -195,27 +195,36 @@ class Files:
         self._sandbox = sandbox
 
     @overload
-    def read(self, path: str, format: Literal["text"] = "text", *, limit: int | str = ...) -> str: ...
+    def read(
+        self, path: str, format: Literal["text"] = "text", *, limit: int | str = ..., user: str | int | None = ...
+    ) -> str: ...
     @overload
-    def read(self, path: str, format: Literal["bytes"], *, limit: int | str = ...) -> bytes: ...
+    def read(
+        self, path: str, format: Literal["bytes"], *, limit: int | str = ..., user: str | int | None = ...
+    ) -> bytes: ...
     @overload
-    def read(self, path: str, format: Literal["stream"]) -> Iterator[bytes]: ...
+    def read(self, path: str, format: Literal["stream"], *, user: str | int | None = ...) -> Iterator[bytes]: ...
 
     def read(
-        self, path: str, format: Literal["text", "bytes", "stream"] = "text", *, limit: int | str = "512MiB"
+        self,
+        path: str,
+        format: Literal["text", "bytes", "stream"] = "text",
+        *,
+        limit: int | str = "512MiB",
+        user: str | int | None = None,
     ) -> str | bytes | Iterator[bytes]:
         """A regular file. Text is UTF-8; what is not becomes U+FFFD. A stream holds little at a time and has no limit.
 
         LimitExceeded if there are more than `limit` bytes: a file's size is the sandbox's choice."""
         if format == "stream":
-            return self._pieces(path)
+            return self._pieces(path, user)
         if format not in ("text", "bytes"):
             raise InvalidRequest("format", f"takes 'text', 'bytes' or 'stream', not {format!r}")
-        data = call(self._node.read_file(self._sandbox, path, limit=parse_size(limit, "limit")))
+        data = call(self._node.read_file(self._sandbox, path, user, parse_size(limit, "limit")))
         return data if format == "bytes" else data.decode("utf-8", "replace")
 
-    def _pieces(self, path: str) -> Iterator[bytes]:
-        stream = self._node.stream_file(self._sandbox, path)
+    def _pieces(self, path: str, user: str | int | None) -> Iterator[bytes]:
+        stream = self._node.stream_file(self._sandbox, path, user)
         try:
             while (piece := call(next_piece(stream))) is not None:
                 yield piece
