@@ -121,6 +121,19 @@ def test_writes_are_atomic_and_keep_the_mode(box: shoal.Sandbox) -> None:
     assert [info.name for info in box.files.list("/w")] == ["f", "link"]
 
 
+def test_a_write_asks_whether_the_file_may_be_written(box: shoal.Sandbox) -> None:
+    """It is renamed over, for which the folder's mode would be enough."""
+    box.files.write("mine", "old", mode=0o444, user="user")
+    box.files.write("roots", "old")
+    for name in ("mine", "roots"):
+        with pytest.raises(shoal.PermissionDenied, match=name):
+            box.files.write(name, "new", user="user")
+        assert box.files.read(name, user="user") == "old"
+    box.commands.run("chmod 600 roots", check=True)
+    with pytest.raises(shoal.PermissionDenied, match="roots"):
+        box.files.read("roots", user="user")
+
+
 def test_errors_name_what_is_wrong(box: shoal.Sandbox) -> None:
     box.commands.run("mkdir /w; touch /w/f", check=True)
     with pytest.raises(shoal.NotFound, match="/w/none"):
