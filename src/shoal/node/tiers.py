@@ -61,8 +61,9 @@ class Tiers:
             tier.forsake()
 
     async def close(self) -> None:
-        for tier in self.started.values():
-            await tier.close()
+        async with self._lock:  # one that is being started is not half there
+            for tier in self.started.values():
+                await tier.close()
 
 
 def machine_image(request: CreateRequest) -> Image:
