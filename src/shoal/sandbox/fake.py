@@ -186,6 +186,6 @@ class FakeBox:
 def _refuse(request: Request) -> None:
     """Unsupported for what this tier has not."""
     if request.flags & ~_FLAGS:
-        raise Unsupported("terminals: the fake tier has none; use tier='namespace'")
+        raise Unsupported("terminals and shell sessions: the fake tier has none; use tier='namespace'")
     if request.uid:
         raise Unsupported("user: the fake tier runs everything as you; use tier='namespace'")

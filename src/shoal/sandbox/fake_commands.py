@@ -31,25 +31,7 @@ class CommandRun:
         self._process = process
         self._end: Exit | None = None
         self._started = time.monotonic_ns()
-        pipes = [os.pipe() for _ in range(3)]
-        (stdin, write), (first, stdout), (second, stderr) = pipes
-        try:
-            self._child = subprocess.Popen(
-                [os.fsdecode(part) for part in request.argv],
-                stdin=stdin,
-                stdout=stdout,
-                stderr=stderr,
-                cwd=cwd,
-                env=env,
-                start_new_session=True,
-            )
-        except BaseException:
-            for descriptor in (write, first, second):
-                os.close(descriptor)
-            raise
-        finally:
-            for descriptor in (stdin, stdout, stderr):
-                os.close(descriptor)
+        self._child, write, first, second = _spawn(list(map(os.fsdecode, request.argv)), cwd, env)
         self.group = self._child.pid
         self._out = [Stream(first, 1, process, self._conclude), Stream(second, 2, process, self._conclude)]
         self._in = Feed(write, process)
@@ -113,6 +95,23 @@ class CommandRun:
             stream.close()
 
 
+def _spawn(argv: list[str], cwd: Path, env: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], int, int, int]:
+    """The child and our ends of its three streams."""
+    (stdin, write), (first, stdout), (second, stderr) = (os.pipe() for _ in range(3))
+    try:
+        child = subprocess.Popen(
+            argv, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, env=env, start_new_session=True
+        )
+    except BaseException:
+        for descriptor in (write, first, second):
+            os.close(descriptor)
+        raise
+    finally:
+        for descriptor in (stdin, stdout, stderr):
+            os.close(descriptor)
+    return child, write, first, second
+
+
 class Stream:
     """An output of a command: read as far as there is credit, and thrown away once its end was told."""
 
@@ -134,8 +133,15 @@ class Stream:
     def drained(self) -> bool:
         return self._descriptor < 0 or self._left == 0
 
+    @property
+    def _room(self) -> int:
+        """Bytes that may be read now."""
+        if self._discarding:
+            return DATA_MAX
+        return min(DATA_MAX, self._credit, DATA_MAX if self._left is None else self._left)
+
     def _watch(self) -> None:
-        wanted = self._descriptor >= 0 and (self._discarding or (self._credit > 0 and self._left != 0))
+        wanted = self._descriptor >= 0 and self._room > 0
         if wanted and not self._watched:
             self._loop.add_reader(self._descriptor, self._readable)
         elif self._watched and not wanted:
@@ -143,13 +149,8 @@ class Stream:
         self._watched = wanted
 
     def _readable(self) -> None:
-        most = (
-            DATA_MAX
-            if self._discarding
-            else min(DATA_MAX, self._credit, DATA_MAX if self._left is None else self._left)
-        )
         try:
-            data = os.read(self._descriptor, most)
+            data = os.read(self._descriptor, self._room)
         except BlockingIOError:
             return
         if not data:
