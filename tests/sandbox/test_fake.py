@@ -64,6 +64,25 @@ with shoal.Sandbox.create(tier="fake") as box:
     assert done.stdout.splitlines() == ["no helper", "no helper", "alive"]
 
 
+def test_it_ends_with_its_process(tmp_path: Path) -> None:
+    script = """
+import shoal
+box = shoal.Sandbox.create(tier="fake")
+box.commands.run("sleep 600 & echo")
+print(box.commands.run("sleep 600 & sleep 600", background=True).pid)
+"""
+    environ = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "SHOAL_HOME": str(tmp_path / "home"),
+        "TMPDIR": str(tmp_path),
+    }
+    done = subprocess.run([sys.executable, "-W", "error", "-c", script], env=environ, capture_output=True, text=True)
+    assert done.stderr == ""
+    assert os.listdir(tmp_path) == ["home"]
+    assert not residue.settled(lambda: [each for each in residue.descendants() if each.name == "sleep"])
+
+
 # Files
 
 

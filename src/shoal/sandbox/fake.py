@@ -168,7 +168,7 @@ class FakeBox:
         await self._end_all()
         os.close(self.upper)
         self.upper = -1
-        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)  # here: at the interpreter's exit no thread can be had
         self._dead.set_result(None)
         self._on_end(self.id, reason)
 
