@@ -64,6 +64,29 @@ with shoal.Sandbox.create(tier="fake") as box:
     assert done.stdout.splitlines() == ["no helper", "no helper", "alive"]
 
 
+def test_it_needs_nothing_that_only_linux_has(tmp_path: Path) -> None:
+    """As far as names go: what macOS lacks of these modules is taken away."""
+    script = """
+import os, resource, signal, socket
+for module, names in (
+    (os, "O_PATH O_TMPFILE memfd_create pidfd_open eventfd setns unshare getxattr sched_getaffinity waitid splice"),
+    (socket, "AF_NETLINK AF_VSOCK MSG_CMSG_CLOEXEC SOCK_CLOEXEC SOCK_NONBLOCK"),
+    (signal, "pidfd_send_signal"),
+    (resource, "prlimit"),
+):
+    for name in names.split():
+        if hasattr(module, name):
+            delattr(module, name)
+import shoal
+with shoal.Sandbox.create(tier="fake") as box:
+    box.files.write("d/f", "x")
+    print(box.commands.run("cat d/f", changes=True).stdout, [change.path for change in box.changes()])
+"""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "SHOAL_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True)
+    assert done.stdout == "x ['/workspace/d', '/workspace/d/f']\n", done.stderr
+
+
 def test_it_ends_with_its_process(tmp_path: Path) -> None:
     script = """
 import shoal

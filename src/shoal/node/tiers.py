@@ -12,7 +12,6 @@ from shoal.node.interface import CreateRequest
 from shoal.node.networks import network_plans
 from shoal.sandbox.fake import FakeTier
 from shoal.sandbox.interface import Tier
-from shoal.sandbox.namespace import NamespaceTier
 from shoal.sandbox.slots import IDS
 from shoal.types import Image
 
@@ -23,6 +22,8 @@ def tier_makers(data: Path, run: Path) -> dict[str, Maker]:
     """By the name that `Sandbox.create(tier=...)` takes."""
 
     def namespace() -> Tier:
+        from shoal.sandbox.namespace import NamespaceTier  # names what only Linux has
+
         return NamespaceTier(run, data / "uppers", network_plans(IDS if os.geteuid() == 0 else 1))
 
     return {"namespace": namespace, "fake": FakeTier}
