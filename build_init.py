@@ -22,6 +22,10 @@ SOURCES = (
     "stream.c",
     "spawn.c",
     "files.c",
+    "tar.c",
+    "pack.c",
+    "unpack.c",
+    "watch.c",
     "frame.c",
     "util.c",
 )

@@ -27,29 +27,32 @@ from shoal.errors import (
     StorageFull,
     Unsupported,
 )
-from shoal.types import Change, FileInfo, Layer, NetworkPolicy, Profile, Result, SandboxInfo
+from shoal.types import Change, FileEvent, FileInfo, Layer, Mark, NetworkPolicy, Profile, Result, SandboxInfo
 
 if TYPE_CHECKING:
     from shoal import rollouts
-    from shoal.sdk import AsyncCommand, AsyncSandbox, Command, Sandbox
+    from shoal.sdk import AsyncCommand, AsyncSandbox, AsyncWatch, Command, Sandbox, Watch
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AsyncCommand",
     "AsyncSandbox",
+    "AsyncWatch",
     "BuildFailed",
     "CapacityError",
     "Change",
     "Command",
     "CommandFailed",
     "DigestMismatch",
+    "FileEvent",
     "FileExists",
     "FileInfo",
     "Interrupted",
     "InvalidRequest",
     "Layer",
     "LimitExceeded",
+    "Mark",
     "NetworkPolicy",
     "NotFound",
     "PermissionDenied",
@@ -63,14 +66,17 @@ __all__ = [
     "ShoalError",
     "StorageFull",
     "Unsupported",
+    "Watch",
     "rollouts",
 ]
 
 _LAZY = {
     "AsyncCommand": "shoal.sdk",
     "AsyncSandbox": "shoal.sdk",
+    "AsyncWatch": "shoal.sdk",
     "Command": "shoal.sdk",
     "Sandbox": "shoal.sdk",
+    "Watch": "shoal.sdk",
     "rollouts": "shoal.rollouts",
 }
 """Loaded when first used, so that `import shoal` stays cheap and does nothing else."""

@@ -40,6 +40,8 @@ def test_users_and_terminals_are_refused(fake: shoal.Sandbox) -> None:
         fake.commands.run("id", user=1000)
     with pytest.raises(shoal.Unsupported, match="user"):
         fake.files.write("f", "x", user=1000)
+    with pytest.raises(shoal.Unsupported, match="watch"):
+        fake.files.watch("/workspace")
     with pytest.raises(shoal.Unsupported, match="terminal"):
         fake.commands.start(CommandRequest(cmd="sh", terminal=(80, 24)))
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from shoal.errors import SandboxGone, Unsupported
-from shoal.sandbox.channel import Flag, Process, Receiver, Request, refusal
+from shoal.sandbox.channel import FileOperation, Flag, Process, Receiver, Request, refusal
 from shoal.sandbox.fake_commands import CommandRun
 from shoal.sandbox.fake_files import FileRun, resolve
 from shoal.sandbox.frame import Kind
@@ -187,5 +187,7 @@ def _refuse(request: Request) -> None:
     """Unsupported for what this tier has not."""
     if request.flags & ~_FLAGS:
         raise Unsupported("terminals and shell sessions: the fake tier has none; use tier='namespace'")
+    if request.operation == FileOperation.WATCH:
+        raise Unsupported("watch: the fake tier has none; use tier='namespace'")
     if request.uid:
         raise Unsupported("user: the fake tier runs everything as you; use tier='namespace'")

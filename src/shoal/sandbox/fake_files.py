@@ -13,12 +13,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from shoal.errors import FileExists, InvalidRequest, ShoalError
 from shoal.sandbox.channel import WINDOW, Exit, FileOperation, Process, Request
+from shoal.sandbox.departure import depart
 from shoal.sandbox.frame import DATA_MAX
+from shoal.sandbox.landing import Bounds, Landing
 
 _HEAD: Final = struct.Struct("<IIIQqI")
 _COUNT: Final = struct.Struct("<I")
 _LINKS_MAX: Final = 40
+_NO_BOUND: Final = 1 << 62
 
 
 def resolve(root: Path, path: str, *, follow: bool = True) -> Path:
@@ -51,12 +55,12 @@ class FileRun:
         self._process = process
         self._credit = WINDOW
         self._answer: Iterator[bytes] = iter(())
-        self._target: Target | None = None
+        self._target: Target | Arrival | None = None
         later = asyncio.get_running_loop().call_soon  # the caller has its process first
         try:
             self._begin(root, request)
-        except OSError as error:
-            later(self._end, error.errno or errno.EIO)
+        except (OSError, ShoalError) as error:
+            later(self._end, _number(error))
             return
         if self._target is None:
             later(self._pump)
@@ -69,11 +73,16 @@ class FileRun:
             append = operation == FileOperation.APPEND
             self._target = Target(resolve(root, path), append=append, mode=request.number)
             return
-        follow = operation in (FileOperation.READ, FileOperation.LIST)
+        if operation == FileOperation.UNPACK:
+            self._target = Arrival(resolve(root, path))
+            return
+        follow = operation in (FileOperation.READ, FileOperation.LIST, FileOperation.PACK)
         place = resolve(root, path, follow=follow)
         match operation:
             case FileOperation.READ:
                 self._answer = _read(place)
+            case FileOperation.PACK:
+                self._answer = depart(place)
             case FileOperation.LIST:
                 self._answer = _list(place, "", request.number)
             case FileOperation.STAT:
@@ -98,8 +107,8 @@ class FileRun:
                     return
                 self._credit -= len(piece)
                 self._process.take_output(1, piece)
-        except OSError as error:
-            self._end(error.errno or errno.EIO)
+        except (OSError, ShoalError) as error:
+            self._end(_number(error))
 
     def _end(self, error: int) -> None:
         self._finish((error & 0xFF) << 8)
@@ -117,8 +126,8 @@ class FileRun:
             if self._target.add(data):
                 self._target.publish()
                 self._end(0)
-        except OSError as error:
-            self._end(error.errno or errno.EIO)
+        except (OSError, ShoalError) as error:
+            self._end(_number(error))
 
     def close_input(self) -> None:
         """Before the end of what was announced: nothing is published."""
@@ -193,6 +202,28 @@ class Target:
             self._aside = None
 
 
+class Arrival:
+    """A tree that comes as a tar stream."""
+
+    def __init__(self, path: Path) -> None:
+        self._steps = Landing(path, Bounds(_NO_BOUND, _NO_BOUND)).land()
+        next(self._steps)
+
+    def add(self, data: bytes) -> bool:
+        """True once all of it is there."""
+        try:
+            self._steps.send(data)
+        except StopIteration:
+            return True
+        return False
+
+    def publish(self) -> None:
+        """Each file was, when it was whole."""
+
+    def close(self) -> None:
+        self._steps.close()
+
+
 def _read(path: Path) -> Iterator[bytes]:
     """O_NONBLOCK so that a FIFO without a writer is an error at once and not a wait for ever."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -243,6 +274,12 @@ def _remove(root: Path, path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink()
+
+
+def _number(error: OSError | ShoalError) -> int:
+    if isinstance(error, OSError):
+        return error.errno or errno.EIO
+    return {FileExists: errno.EEXIST, InvalidRequest: errno.EINVAL}.get(type(error), errno.EIO)
 
 
 def _error(number: int) -> OSError:

@@ -25,10 +25,10 @@ _LATER: Final = {
 
 
 _LATER_VERBS: Final = {
-    "Sandbox": "state metrics pause resume set_ttl inject observe reset release set_network set_access host diff"
+    "Sandbox": "state metrics pause resume set_ttl inject observe reset release set_network set_access host"
     " snapshot fork rollback shell pty run_code",
     "Commands": "list connect",
-    "Files": "watch",
+    "Files": "",
     "shoal": "AsyncGroup AsyncPool AsyncSession AsyncShell AccessPolicy Divergence Group Pool Pty Session Shell"
     " Snapshot TaskRequest connect function judge session submit",
 }

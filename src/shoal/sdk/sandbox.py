@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal as signals
+from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -11,14 +12,18 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, overload
 
 from shoal.errors import CommandFailed, InvalidRequest, NotFound
 from shoal.node.interface import CommandRequest, CreateRequest, Node, Output
+from shoal.sandbox.landing import Bounds
 from shoal.sdk.embedded import acall, engine
+from shoal.sdk.feed import AsyncContent, Feed, apieces_of
 from shoal.sdk.requests import missing, plain_env, plain_layers, profile_of, refuse_later
 from shoal.sdk.streams import TextStreams, Writer, close_stream, next_piece, to_bytes
 from shoal.sdk.transfer import download, upload
 from shoal.types import (
     Change,
+    FileEvent,
     FileInfo,
     Layer,
+    Mark,
     NetworkPolicy,
     Profile,
     Result,
@@ -28,6 +33,7 @@ from shoal.types import (
 )
 
 FileInfos = list[FileInfo]
+FileEvents = list[FileEvent]
 SandboxInfos = list[SandboxInfo]
 Changes = list[Change]
 """Aliases, since the classes below have a method `list`."""
@@ -233,23 +239,44 @@ class AsyncFiles:
         finally:
             await acall(close_stream(stream))
 
-    async def write(self, path: str, data: str | bytes, mode: int | None = None, user: str | int | None = None) -> None:
-        """Makes missing parents, replaces atomically, and keeps an existing file's mode and owner."""
-        await acall(self._node.write_file(self._sandbox, path, to_bytes(data), mode, user))
+    async def write(
+        self, path: str, data: AsyncContent, mode: int | None = None, user: str | int | None = None
+    ) -> None:
+        """Makes missing parents, replaces atomically, and keeps an existing file's mode and owner.
+
+        `data`: text, bytes, something that gives bytes piece by piece, or an open binary file. If that fails half-way,
+        the file is as it was."""
+        if isinstance(data, (str, bytes, bytearray, memoryview)):
+            await acall(self._node.write_file(self._sandbox, path, to_bytes(data), mode, user))
+        else:
+            await self._feed(Feed(lambda pieces: self._node.write_file(self._sandbox, path, pieces, mode, user)), data)
+
+    async def _feed(self, feed: Feed, data: AsyncContent) -> None:
+        try:
+            async for piece in apieces_of(data):
+                if not await acall(feed.send(piece)):
+                    break
+            await acall(feed.finish())
+        except BaseException:
+            await acall(feed.abandon())
+            raise
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> NoReturn:
             raise missing("Files", name)
 
-    async def write_many(self, files: Mapping[str, str | bytes]) -> None:
+    async def write_many(self, files: Mapping[str, AsyncContent]) -> None:
         """Path to content; each file atomically, not all together."""
         for path, data in files.items():
             await self.write(path, data)
 
-    async def append(self, path: str, data: str | bytes) -> None:
-        """Makes the file if it is missing."""
-        await acall(self._node.append_file(self._sandbox, path, to_bytes(data)))
+    async def append(self, path: str, data: AsyncContent) -> None:
+        """Makes the file if it is missing. `data` as in `write`; what has been sent when it fails half-way stays."""
+        if isinstance(data, (str, bytes, bytearray, memoryview)):
+            await acall(self._node.append_file(self._sandbox, path, to_bytes(data)))
+        else:
+            await self._feed(Feed(lambda pieces: self._node.append_file(self._sandbox, path, pieces)), data)
 
     async def list(self, path: str = ".", depth: int = 1) -> FileInfos:
         """The entries below a directory, sorted by path; links are not followed."""
@@ -278,15 +305,79 @@ class AsyncFiles:
         """Replaces what is at `new`. A directory that comes from a layer cannot be renamed; copy it."""
         await acall(self._node.rename_file(self._sandbox, old, new))
 
-    async def upload(self, local: str | os.PathLike[str], remote: str) -> None:
-        """A file or a tree of this machine, with modes and links as they are, to the path `remote`."""
-        await acall(upload(self._node, self._sandbox, Path(local), remote))
+    async def watch(self, path: str, recursive: bool = False) -> AsyncWatch:
+        """What happens to a file, or to the entries of a folder, or with `recursive` to all below it, from now on.
 
-    async def download(self, remote: str, local: str | os.PathLike[str], *, limit: int | str = "8GiB") -> None:
-        """A file or a tree, to the path `local`. Links are made as links and never followed; devices are left out.
+        NotFound if nothing is there; LimitExceeded past 32 watches of one sandbox."""
+        id = await acall(
+            self._node.watch_files(self._sandbox, path, recursive),
+            undo=lambda watch: self._node.end_watch(self._sandbox, watch),
+        )
+        return AsyncWatch(self._node, self._sandbox, id)
 
-        LimitExceeded if all its files have more than `limit` bytes; what has come by then stays."""
-        await acall(download(self._node, self._sandbox, remote, Path(local), parse_size(limit, "limit")))
+    async def upload(
+        self, local: str | os.PathLike[str], remote: str, *, user: str | int | None = None, owners: bool = False
+    ) -> None:
+        """A file or a tree of this machine to the path `remote`, with modes, times, links, holes and FIFOs as they are.
+
+        It belongs to `user` (None: root), or with `owners` to the numbers that it belongs to here. Folders that are
+        there keep their mode and what else is in them. Sockets and devices are left out."""
+        await acall(upload(self._node, self._sandbox, Path(local), remote, user, owners))
+
+    async def download(
+        self, remote: str, local: str | os.PathLike[str], *, limit: int | str = "8GiB", entries: int = 1_000_000
+    ) -> None:
+        """A file or a tree to the path `local`, with times, links and holes, and modes without set-uid bits.
+
+        It belongs to the caller. Links are made as links and never followed; FIFOs, sockets and devices are left out.
+        LimitExceeded if all its files have more than `limit` bytes, holes included, or there are more than `entries`;
+        what has come by then stays."""
+        bounds = Bounds(parse_size(limit, "limit"), entries)
+        await acall(download(self._node, self._sandbox, remote, Path(local), bounds))
+
+
+class AsyncWatch:
+    """The events of what is watched, as they come. Ends by `close`, with a `with` block, or with what it watches."""
+
+    def __init__(self, node: Node, sandbox: str, id: int) -> None:
+        self._node = node
+        self._sandbox = sandbox
+        self._id = id
+        self._waiting: deque[FileEvent] = deque()
+        self._closed = False
+
+    async def __aiter__(self) -> AsyncIterator[FileEvent]:
+        """Waits for events until `close`. NotFound when what is watched is gone, SandboxGone with the sandbox.
+
+        "overflow" says that more happened than was taken: what was lost must be looked for."""
+        while self._waiting or await self._fetch(None):
+            yield self._waiting.popleft()
+
+    async def take(self, timeout: float) -> FileEvents:
+        """The events that have come, or that come first within `timeout` seconds; none if there are none."""
+        if not self._waiting:
+            await self._fetch(timeout)
+        taken = [*self._waiting]
+        self._waiting.clear()
+        return taken
+
+    async def _fetch(self, timeout: float | None) -> bool:
+        if not self._closed:
+            self._waiting.extend(await acall(self._node.file_events(self._sandbox, self._id, timeout)))
+        return bool(self._waiting)
+
+    async def close(self) -> None:
+        """Whoever waits for an event gets none. Calling it again is no error."""
+        self._closed = True
+        await acall(self._node.end_watch(self._sandbox, self._id))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
 
 
 class AsyncSandbox:
@@ -370,9 +461,27 @@ class AsyncSandbox:
     async def info(self) -> SandboxInfo:
         return await acall(self._node.info(self.id))
 
-    async def changes(self) -> Changes:
-        """What differs from its layers, sorted by path."""
-        return await acall(self._node.changes(self.id))
+    async def changes(self, since: Mark | None = None) -> Changes:
+        """What differs from its layers, or from what was at a mark, sorted by path."""
+        return await acall(self._node.changes(self.id, self._mark_id(since)))
+
+    async def mark(self) -> Mark:
+        """This moment, for `changes` and `diff` since then. The last four of a sandbox are kept.
+
+        Takes as long as `changes`, and of the node's memory 500 bytes for each changed path and up to 8 MiB of the
+        contents of small files."""
+        return Mark(self.id, await acall(self._node.mark(self.id)))
+
+    def _mark_id(self, since: Mark | None) -> int | None:
+        if since is not None and (not isinstance(since, Mark) or since.sandbox != self.id):
+            raise InvalidRequest("since", f"takes a mark of this sandbox, not {since!r}")
+        return None if since is None else since.id
+
+    async def diff(self, since: Mark | None = None, path: str = "/", *, limit: int | str = "16MiB") -> str:
+        """A unified diff of what is below `path`, as git writes it, with names relative to it.
+
+        Binary files, and those larger than 1 MiB, have one line that says so. LimitExceeded past `limit` bytes."""
+        return await acall(self._node.diff(self.id, self._mark_id(since), path, parse_size(limit, "limit")))
 
     async def kill(self) -> None:
         """Ends all of it. Calling it again is no error; any other call then raises SandboxGone."""
