@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 SECONDS ?= 30
 
-.PHONY: help demo test test-all test-cgroup2 guest-packages check setup bench fuzz sync format clean system-packages
+.PHONY: help demo test test-all test-cgroup2 test-rootless guest-packages check setup bench fuzz sync format clean system-packages
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -16,6 +16,10 @@ demo: setup  ## real SWE tasks, in sandboxes, to rewards: the fix gives 1, doing
 
 test: setup  ## the tests, in under 15 minutes
 	$(BIN)/python -m pytest -m "not slow"
+	test "$$(id -u)" != 0 || scripts/test_as_user
+
+test-rootless: setup  ## what every sandbox must do, as an ordinary user; root lends a throw-away one
+	scripts/test_as_user
 
 test-all: setup test-cgroup2  ## the slow suites too: soaks, kill loops, the guest with cgroup v2
 	$(BIN)/python -m pytest

@@ -25,6 +25,10 @@ SOURCES = (
     "spawn.c",
     "files.c",
     "audit.c",
+    "tar.c",
+    "pack.c",
+    "unpack.c",
+    "watch.c",
     "frame.c",
     "util.c",
 )

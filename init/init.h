@@ -145,7 +145,10 @@ uint32_t refused_processes(const struct inside *in);
 
 /* ---- files.c --------------------------------------------------------------------------------- */
 
-enum { FILE_READ = 1, FILE_WRITE, FILE_APPEND, FILE_LIST, FILE_STAT, FILE_MKDIR, FILE_REMOVE, FILE_RENAME, FILE_SYMLINK };
+enum {
+    FILE_READ = 1, FILE_WRITE, FILE_APPEND, FILE_LIST, FILE_STAT, FILE_MKDIR, FILE_REMOVE, FILE_RENAME, FILE_SYMLINK,
+    FILE_PACK, FILE_UNPACK, FILE_WATCH,
+};
 _Noreturn void file_operation(const struct request *q); /* in a child of init: data on 0 and 1, errno as exit code */
 
 #endif

@@ -29,8 +29,9 @@ RULES = (
     (r"\bacall\b", "call"),
     (r"\b__aenter__\b", "__enter__"),
     (r"\b__aexit__\b", "__exit__"),
+    (r"\bapieces_of\b", "pieces_of"),
     (r"\bAsyncIterator\b", "Iterator"),
-    (r"\bAsync(Sandbox|Commands|Command|Files|Shell|Ptys|Pty)\b", r"\1"),
+    (r"\bAsync(Sandbox|Commands|Command|Content|Files|Shell|Ptys|Pty|Watch)\b", r"\1"),
 )
 
 

@@ -35,8 +35,10 @@ from shoal.types import (
     AuditRecord,
     Change,
     CommandInfo,
+    FileEvent,
     FileInfo,
     Layer,
+    Mark,
     NetworkPolicy,
     Profile,
     Result,
@@ -46,7 +48,18 @@ from shoal.types import (
 
 if TYPE_CHECKING:
     from shoal import rollouts
-    from shoal.sdk import AsyncCommand, AsyncPty, AsyncSandbox, AsyncShell, Command, Pty, Sandbox, Shell
+    from shoal.sdk import (
+        AsyncCommand,
+        AsyncPty,
+        AsyncSandbox,
+        AsyncShell,
+        AsyncWatch,
+        Command,
+        Pty,
+        Sandbox,
+        Shell,
+        Watch,
+    )
 
 __version__ = "0.1.0"
 
@@ -56,6 +69,7 @@ __all__ = [
     "AsyncPty",
     "AsyncSandbox",
     "AsyncShell",
+    "AsyncWatch",
     "Audit",
     "AuditRecord",
     "BuildFailed",
@@ -65,12 +79,14 @@ __all__ = [
     "CommandFailed",
     "CommandInfo",
     "DigestMismatch",
+    "FileEvent",
     "FileExists",
     "FileInfo",
     "Interrupted",
     "InvalidRequest",
     "Layer",
     "LimitExceeded",
+    "Mark",
     "NetworkPolicy",
     "NotFound",
     "OutputLost",
@@ -89,6 +105,7 @@ __all__ = [
     "StorageFull",
     "Unclaimed",
     "Unsupported",
+    "Watch",
     "rollouts",
 ]
 
@@ -97,10 +114,12 @@ _LAZY = {
     "AsyncPty": "shoal.sdk",
     "AsyncSandbox": "shoal.sdk",
     "AsyncShell": "shoal.sdk",
+    "AsyncWatch": "shoal.sdk",
     "Command": "shoal.sdk",
     "Pty": "shoal.sdk",
     "Sandbox": "shoal.sdk",
     "Shell": "shoal.sdk",
+    "Watch": "shoal.sdk",
     "rollouts": "shoal.rollouts",
 }
 """Loaded when first used, so that `import shoal` stays cheap and does nothing else."""

@@ -218,6 +218,28 @@ class Change(Struct, frozen=True, order=True):
     """Bytes now; 0 for what was removed and for directories."""
 
 
+EventKind = Literal["created", "modified", "closed", "removed", "renamed", "attributes", "overflow"]
+
+
+class FileEvent(Struct, frozen=True):
+    """One thing that happened to a file that is watched."""
+
+    kind: EventKind
+    """"closed": after writing. "overflow": events were lost; look for yourself what is there now."""
+    path: str
+    """Below the path that was given to `watch`, and beginning with it."""
+    old: str | None = None
+    """Where what was renamed had been."""
+    directory: bool = False
+
+
+class Mark(Struct, frozen=True):
+    """A moment in the life of a sandbox, for `changes` and `diff` since then. The node keeps the last four."""
+
+    sandbox: str
+    id: int
+
+
 class SandboxInfo(Struct, frozen=True):
     """What is known of a sandbox without asking it."""
 
@@ -236,6 +258,8 @@ class SandboxInfo(Struct, frozen=True):
     """Why it is gone."""
     unenforced: tuple[str, ...] = ()
     """Limits of the profile that this machine or privilege can't enforce."""
+    capabilities: tuple[str, ...] = ()
+    """What this sandbox can do beyond what every one can."""
 
 
 class Audit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -33,7 +33,7 @@ LayerKeys = Annotated[list[str] | None, typer.Option("--layer", help="A layer on
 Workspace = Annotated[str | None, typer.Option(help="A layer that holds /workspace.")]
 ProfileName = Annotated[str, typer.Option(help="small, basic or large.")]
 Network = Annotated[str | None, typer.Option(help="allow=HOST,HOST or pypi; left out: no network.")]
-TierName = Annotated[str, typer.Option(help="The kind of sandbox.")]
+TierName = Annotated[str, typer.Option(help="namespace; or fake, which isolates nothing.")]
 Python = Annotated[str | None, typer.Option(help="An interpreter of this machine, as 3.11.")]
 User = Annotated[str, typer.Option(help="By name or number.")]
 Seconds = Annotated[float | None, typer.Option(min=0.001, help="Seconds until all of it is killed.")]

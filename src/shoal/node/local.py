@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import resource
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import aclosing, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from shoal.errors import InvalidRequest, NotFound, SandboxGone, SetupFailed, Unsupported
+from shoal.errors import InvalidRequest, LimitExceeded, NotFound, SandboxGone, SetupFailed, Unsupported
 from shoal.image.host import host
 from shoal.image.interpreter import Interpreter, Interpreters
 from shoal.image.store import Store
 from shoal.network.index import PackageIndex, read_package_index
 from shoal.node.access import plain_access, refused
-from shoal.node.changes import Changes, count_changes, find_changes
+from shoal.node.changes import Changes, Trees, changes_between, count_changes, find_changes
 from shoal.node.commands import check_env, check_seconds
-from shoal.node.files import READ_MAX, Files
+from shoal.node.diff import DIFF_MAX, make_diff
+from shoal.node.files import READ_MAX, Files, check_path
 from shoal.node.interface import CommandRequest, CreateRequest, Output, ShellCommand, ShellEnd, ShellRequest
-from shoal.node.networks import network_plans, sandbox_network
+from shoal.node.marks import take_mark
+from shoal.node.networks import sandbox_network
 from shoal.node.sandboxes import Sandbox
-from shoal.sandbox.interface import Box, BoxSpec, Tier
-from shoal.sandbox.namespace import NamespaceTier
-from shoal.sandbox.slots import IDS
+from shoal.node.tiers import Tiers, machine_image, tier_makers
+from shoal.node.watch import WATCHES_MAX, Watch
+from shoal.sandbox.interface import Box, BoxSpec
 from shoal.types import (
     PROFILES,
     AccessPolicy,
@@ -36,6 +40,7 @@ from shoal.types import (
     AuditRecord,
     Change,
     CommandInfo,
+    FileEvent,
     FileInfo,
     Image,
     Layer,
@@ -44,6 +49,8 @@ from shoal.types import (
     SandboxInfo,
     Unclaimed,
 )
+
+T = TypeVar("T")
 
 _REMEMBERED: Final = 10_000
 """Ended sandboxes whose reason is still known."""
@@ -69,20 +76,19 @@ class LocalNode:
         self._found: dict[str, tuple[Interpreter, int]] = {}
 
     async def open(self) -> None:
-        """Starts its processes. SetupFailed or Unsupported where this machine cannot run sandboxes."""
+        """Tiers are started by the first sandbox of each: a machine that can't run one may run another."""
         _raise_open_files()
         self.store = await asyncio.to_thread(Store, self.data / "store")
         self.index: PackageIndex = await asyncio.to_thread(read_package_index)
-        self.tier: Tier = NamespaceTier(self._run, self.data / "uppers", network_plans(IDS if os.geteuid() == 0 else 1))
-        await self.tier.start()
+        self.tiers = Tiers(tier_makers(self.data, self._run))
 
     def forsake(self) -> None:
         """In a forked child of this process: the sandboxes are the parent's, and must end with it."""
-        self.tier.forsake()
+        self.tiers.forsake()
 
     async def close(self) -> None:
         """Ends every sandbox; returns when nothing of them is left."""
-        await self.tier.close()
+        await self.tiers.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # Sandboxes
@@ -90,10 +96,11 @@ class LocalNode:
     async def create(self, request: CreateRequest) -> SandboxInfo:
         profile = _profile(request)
         _check(request)
-        image = await self.image(request.image)
+        tier = await self.tiers.get(request.tier)
+        image = await self.image(request.image) if tier.layered else machine_image(request)
         layers = self._resolve(request)
         network = sandbox_network(request.network, self.index)
-        id = f"sb-{secrets.token_hex(8)}"
+        id = f"{tier.prefix}-{secrets.token_hex(8)}"
         spec = BoxSpec(
             id=id,
             hostname="sandbox",
@@ -104,7 +111,7 @@ class LocalNode:
             audit=request.audit,
         )
         try:
-            box = await self.tier.create(spec, self._ended)
+            box = await tier.create(spec, self._ended)
         except SetupFailed as error:
             raise refused(error) from None
         info = SandboxInfo(
@@ -116,7 +123,8 @@ class LocalNode:
             tier=request.tier,
             created=time.time(),
             metadata=dict(request.metadata),
-            unenforced=self.tier.unenforced,
+            unenforced=tier.unenforced,
+            capabilities=tier.capabilities,
         )
         sandbox = Sandbox(box, info, request, environment(image, layers), network)
         self._sandboxes[id] = sandbox
@@ -294,8 +302,9 @@ class LocalNode:
         return await (await self._files(sandbox, user)).read(path, limit)
 
     async def stream_file(self, sandbox: str, path: str, user: str | int | None = None) -> AsyncIterator[bytes]:
-        async for piece in (await self._files(sandbox, user)).stream(path):
-            yield piece
+        async with aclosing((await self._files(sandbox, user)).stream(path)) as pieces:
+            async for piece in pieces:
+                yield piece
 
     async def write_file(
         self,
@@ -307,8 +316,52 @@ class LocalNode:
     ) -> None:
         await (await self._files(sandbox, user)).write(path, data, mode)
 
-    async def append_file(self, sandbox: str, path: str, data: bytes, user: str | int | None = None) -> None:
+    async def append_file(
+        self, sandbox: str, path: str, data: bytes | AsyncIterator[bytes], user: str | int | None = None
+    ) -> None:
         await (await self._files(sandbox, user)).append(path, data)
+
+    async def pack_files(self, sandbox: str, path: str, user: str | int | None = None) -> AsyncIterator[bytes]:
+        async with aclosing((await self._files(sandbox, user)).pack(path)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def unpack_files(
+        self,
+        sandbox: str,
+        path: str,
+        data: AsyncIterator[bytes],
+        user: str | int | None = None,
+        owners: bool = False,
+    ) -> None:
+        await (await self._files(sandbox, user)).unpack(path, data, owners=owners)
+
+    async def watch_files(self, sandbox: str, path: str, recursive: bool = False, user: str | int | None = None) -> int:
+        watches = self._find(sandbox).watches
+        if len(watches) >= WATCHES_MAX:
+            raise LimitExceeded(f"watches of sandbox {sandbox}", WATCHES_MAX)
+        files = await self._files(sandbox, user)
+        id = secrets.randbits(53)
+        watches[id] = watch = Watch(path)
+        try:
+            await watch.open(files, recursive=recursive)
+        except BaseException:
+            del watches[id]
+            raise
+        return id
+
+    async def file_events(self, sandbox: str, watch: int, timeout: float | None = None) -> list[FileEvent]:
+        check_seconds("timeout", timeout)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                return await self._find(sandbox).watch(watch).events()
+        return []
+
+    async def end_watch(self, sandbox: str, watch: int) -> None:
+        """One that has ended, or whose sandbox has, is no error."""
+        holder = self._sandboxes.get(sandbox)
+        if holder is not None and (found := holder.watches.pop(watch, None)) is not None:
+            found.close()
 
     async def list_files(self, sandbox: str, path: str, depth: int = 1) -> list[FileInfo]:
         return await (await self._files(sandbox, None)).list(path, depth)
@@ -328,18 +381,32 @@ class LocalNode:
     async def symlink_file(self, sandbox: str, path: str, target: str) -> None:
         await (await self._files(sandbox, None)).symlink(path, target)
 
-    async def changes(self, sandbox: str) -> list[Change]:
-        return sorted(entry.change for entry in (await self._changes(sandbox)).values())
+    async def changes(self, sandbox: str, since: int | None = None) -> list[Change]:
+        before: Changes = {} if since is None else self._find(sandbox).marks.get(since).changes
+        now = await self._changes(sandbox)
+        return sorted(changes_between(before, now))
 
     async def audit(self, sandbox: str, since: float = 0.0) -> list[AuditRecord]:
         return self._find(sandbox).box.audit.since(since)
 
     async def _changes(self, sandbox: str) -> Changes:
+        return await self._look(sandbox, find_changes)
+
+    async def mark(self, sandbox: str) -> int:
+        return self._find(sandbox).marks.add(await self._look(sandbox, take_mark))
+
+    async def diff(self, sandbox: str, since: int | None = None, path: str = "/", limit: int = DIFF_MAX) -> str:
+        check_path(path)
+        mark = None if since is None else self._find(sandbox).marks.get(since)
+        return await self._look(sandbox, functools.partial(make_diff, mark, path, limit))
+
+    async def _look(self, sandbox: str, look: Callable[[Trees], T]) -> T:
+        """At what it wrote, and at its layers below that, in a thread of its own."""
         box = self._find(sandbox).box
         upper = os.dup(box.upper)
         lowers = await box.lowers()
         try:
-            return await asyncio.to_thread(find_changes, upper, box.mounts, lowers)
+            return await asyncio.to_thread(look, Trees(upper, box.mounts, lowers))
         finally:
             for descriptor in (upper, *(layer for layers in lowers for layer in layers)):
                 os.close(descriptor)
@@ -386,8 +453,6 @@ def _profile(request: CreateRequest) -> Profile:
 
 
 def _check(request: CreateRequest) -> None:
-    if request.tier != "namespace":
-        raise Unsupported(f"tier {request.tier!r}: this version has 'namespace'")
     if not request.cwd.startswith("/"):
         raise InvalidRequest("cwd", f"takes an absolute path, not {request.cwd!r}")
     check_seconds("ttl", request.ttl)

@@ -14,9 +14,11 @@ from shoal.node.accounts import ROOT, Account, find_account
 from shoal.node.commands import Command, check
 from shoal.node.files import Files
 from shoal.node.interface import CommandRequest, CreateRequest, ShellRequest
+from shoal.node.marks import Marks
 from shoal.node.networks import SandboxNetwork
 from shoal.node.register import Register
 from shoal.node.shells import Shell, open_shell, shell_argv
+from shoal.node.watch import Watch
 from shoal.sandbox.channel import Exit, Flag, Request
 from shoal.sandbox.interface import Box
 from shoal.sandbox.values import encode_list
@@ -49,6 +51,8 @@ class Sandbox:
         self.clock: asyncio.TimerHandle | None = None
         self.commands = Register()
         self._shells: dict[int, Shell] = {}
+        self.watches: dict[int, Watch] = {}
+        self.marks = Marks()
         self._request = request
         self._environment = {**environment, **request.env}
         self._encoded: dict[Account, bytes] = {}
@@ -210,11 +214,18 @@ class Sandbox:
             raise NotFound(f"sandbox {self.info.id} has no command {id}, or it ended long ago")
         return command
 
+    def watch(self, id: int) -> Watch:
+        try:
+            return self.watches[id]
+        except KeyError:
+            raise NotFound(f"sandbox {self.info.id} has no watch {id}") from None
+
     async def close(self) -> None:
         """After its end: what of it is on our side."""
         if self.clock is not None:
             self.clock.cancel()
         self.commands.clear()
+        self.watches.clear()
         if self.network is not None:
             with suppress(SandboxGone):
                 await self.network.close()

@@ -9,7 +9,7 @@ import socket
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, Protocol
 
 from shoal.errors import (
     Interrupted,
@@ -55,10 +55,16 @@ Receiver = Callable[[int, bytes], None]
 """Called with stream (1 or 2) and bytes, on the node's loop."""
 
 
+class Sender(Protocol):
+    """Who carries what a process is told."""
+
+    def send(self, kind: Kind, id: int, payload: bytes | memoryview = b"", stream: int = 0) -> None: ...
+
+
 class Process:
     """A command or file operation that init was asked to start."""
 
-    def __init__(self, channel: Channel, id: int, receive: Receiver, auto_credit: bool) -> None:
+    def __init__(self, channel: Sender, id: int, receive: Receiver, auto_credit: bool) -> None:
         loop = asyncio.get_running_loop()
         self.id = id
         self.pid: asyncio.Future[int] = loop.create_future()

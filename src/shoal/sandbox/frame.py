@@ -69,6 +69,9 @@ class FileOperation(IntEnum):
     REMOVE = 7
     RENAME = 8
     SYMLINK = 9
+    PACK = 10
+    UNPACK = 11
+    WATCH = 12
 
 
 class Frame(NamedTuple):

@@ -68,6 +68,12 @@ class Tier(Protocol):
 
     unenforced: tuple[str, ...]
     """Limits of a profile that this tier can't enforce on this machine."""
+    capabilities: tuple[str, ...]
+    """What its sandboxes can do beyond what every one can, as in the SDK's `capabilities`."""
+    layered: bool
+    """Whether its sandboxes are made of layers and have networks of their own."""
+    prefix: str
+    """How the ids of its sandboxes begin."""
 
     async def start(self) -> None: ...
 

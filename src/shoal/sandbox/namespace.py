@@ -256,6 +256,10 @@ class NamespaceBox:
 class NamespaceTier:
     """Makes namespace sandboxes with one spawner for each processor."""
 
+    capabilities: tuple[str, ...] = ("pty",)
+    layered = True
+    prefix = "sb"
+
     def __init__(self, run_dir: Path, disk: Path, networks: Mapping[str, Plan], *, shards: int | None = None) -> None:
         """`disk`: folder for writable layers on disk. `networks`: set-up of a network namespace by kind, as a plan."""
         self._disk = disk

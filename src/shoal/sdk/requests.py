@@ -24,9 +24,9 @@ _LATER: Final = {
 
 
 _LATER_VERBS: Final = {
-    "Sandbox": "state metrics pause resume set_ttl inject observe reset release set_network host diff"
+    "Sandbox": "state metrics pause resume set_ttl inject observe reset release set_network host"
     " snapshot fork rollback run_code",
-    "Files": "watch",
+    "Files": "",
     "shoal": "AsyncGroup AsyncPool AsyncSession Divergence Group Pool Session"
     " Snapshot TaskRequest connect function judge session submit",
 }

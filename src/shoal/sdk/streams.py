@@ -56,7 +56,7 @@ async def close_stream(stream: AsyncIterator[T]) -> None:
         await aclose()
 
 
-def to_bytes(data: str | bytes, field: str = "data") -> bytes:
+def to_bytes(data: str | bytes | memoryview, field: str = "data") -> bytes:
     """Text as UTF-8."""
     if not isinstance(data, (str, bytes, bytearray, memoryview)):
         raise InvalidRequest(field, f"takes text or bytes, not {type(data).__name__}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, overload
 
 from shoal.errors import InvalidRequest, NotFound
 from shoal.node.interface import CreateRequest, Node, ShellRequest
+from shoal.sandbox.landing import Bounds
 from shoal.sdk.embedded import call, engine
+from shoal.sdk.feed import Content, Feed, pieces_of
 from shoal.sdk.requests import audit_of, missing, plain_env, plain_layers, profile_of, refuse_later
 from shoal.sdk.streams import close_stream, next_piece, to_bytes
 from shoal.sdk.sync_commands import Commands
@@ -21,8 +24,10 @@ from shoal.types import (
     Audit,
     AuditRecord,
     Change,
+    FileEvent,
     FileInfo,
     Layer,
+    Mark,
     NetworkPolicy,
     Profile,
     SandboxInfo,
@@ -31,6 +36,7 @@ from shoal.types import (
 )
 
 FileInfos = list[FileInfo]
+FileEvents = list[FileEvent]
 SandboxInfos = list[SandboxInfo]
 Changes = list[Change]
 AuditRecords = list[AuditRecord]
@@ -45,50 +51,78 @@ class Files:
         self._sandbox = sandbox
 
     @overload
-    def read(self, path: str, format: Literal["text"] = "text", *, limit: int | str = ...) -> str: ...
+    def read(
+        self, path: str, format: Literal["text"] = "text", *, limit: int | str = ..., user: str | int | None = ...
+    ) -> str: ...
     @overload
-    def read(self, path: str, format: Literal["bytes"], *, limit: int | str = ...) -> bytes: ...
+    def read(
+        self, path: str, format: Literal["bytes"], *, limit: int | str = ..., user: str | int | None = ...
+    ) -> bytes: ...
     @overload
-    def read(self, path: str, format: Literal["stream"]) -> Iterator[bytes]: ...
+    def read(self, path: str, format: Literal["stream"], *, user: str | int | None = ...) -> Iterator[bytes]: ...
 
     def read(
-        self, path: str, format: Literal["text", "bytes", "stream"] = "text", *, limit: int | str = "512MiB"
+        self,
+        path: str,
+        format: Literal["text", "bytes", "stream"] = "text",
+        *,
+        limit: int | str = "512MiB",
+        user: str | int | None = None,
     ) -> str | bytes | Iterator[bytes]:
         """A regular file. Text is UTF-8; what is not becomes U+FFFD. A stream holds little at a time and has no limit.
 
         LimitExceeded if there are more than `limit` bytes: a file's size is the sandbox's choice."""
         if format == "stream":
-            return self._pieces(path)
+            return self._pieces(path, user)
         if format not in ("text", "bytes"):
             raise InvalidRequest("format", f"takes 'text', 'bytes' or 'stream', not {format!r}")
-        data = call(self._node.read_file(self._sandbox, path, limit=parse_size(limit, "limit")))
+        data = call(self._node.read_file(self._sandbox, path, user, parse_size(limit, "limit")))
         return data if format == "bytes" else data.decode("utf-8", "replace")
 
-    def _pieces(self, path: str) -> Iterator[bytes]:
-        stream = self._node.stream_file(self._sandbox, path)
+    def _pieces(self, path: str, user: str | int | None) -> Iterator[bytes]:
+        stream = self._node.stream_file(self._sandbox, path, user)
         try:
             while (piece := call(next_piece(stream))) is not None:
                 yield piece
         finally:
             call(close_stream(stream))
 
-    def write(self, path: str, data: str | bytes, mode: int | None = None, user: str | int | None = None) -> None:
-        """Makes missing parents, replaces atomically, and keeps an existing file's mode and owner."""
-        call(self._node.write_file(self._sandbox, path, to_bytes(data), mode, user))
+    def write(self, path: str, data: Content, mode: int | None = None, user: str | int | None = None) -> None:
+        """Makes missing parents, replaces atomically, and keeps an existing file's mode and owner.
+
+        `data`: text, bytes, something that gives bytes piece by piece, or an open binary file. If that fails half-way,
+        the file is as it was."""
+        if isinstance(data, (str, bytes, bytearray, memoryview)):
+            call(self._node.write_file(self._sandbox, path, to_bytes(data), mode, user))
+        else:
+            self._feed(Feed(lambda pieces: self._node.write_file(self._sandbox, path, pieces, mode, user)), data)
+
+    def _feed(self, feed: Feed, data: Content) -> None:
+        try:
+            for piece in pieces_of(data):
+                if not call(feed.send(piece)):
+                    break
+            call(feed.finish())
+        except BaseException:
+            call(feed.abandon())
+            raise
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> NoReturn:
             raise missing("Files", name)
 
-    def write_many(self, files: Mapping[str, str | bytes]) -> None:
+    def write_many(self, files: Mapping[str, Content]) -> None:
         """Path to content; each file atomically, not all together."""
         for path, data in files.items():
             self.write(path, data)
 
-    def append(self, path: str, data: str | bytes) -> None:
-        """Makes the file if it is missing."""
-        call(self._node.append_file(self._sandbox, path, to_bytes(data)))
+    def append(self, path: str, data: Content) -> None:
+        """Makes the file if it is missing. `data` as in `write`; what has been sent when it fails half-way stays."""
+        if isinstance(data, (str, bytes, bytearray, memoryview)):
+            call(self._node.append_file(self._sandbox, path, to_bytes(data)))
+        else:
+            self._feed(Feed(lambda pieces: self._node.append_file(self._sandbox, path, pieces)), data)
 
     def list(self, path: str = ".", depth: int = 1) -> FileInfos:
         """The entries below a directory, sorted by path; links are not followed."""
@@ -117,15 +151,79 @@ class Files:
         """Replaces what is at `new`. A directory that comes from a layer cannot be renamed; copy it."""
         call(self._node.rename_file(self._sandbox, old, new))
 
-    def upload(self, local: str | os.PathLike[str], remote: str) -> None:
-        """A file or a tree of this machine, with modes and links as they are, to the path `remote`."""
-        call(upload(self._node, self._sandbox, Path(local), remote))
+    def watch(self, path: str, recursive: bool = False) -> Watch:
+        """What happens to a file, or to the entries of a folder, or with `recursive` to all below it, from now on.
 
-    def download(self, remote: str, local: str | os.PathLike[str], *, limit: int | str = "8GiB") -> None:
-        """A file or a tree, to the path `local`. Links are made as links and never followed; devices are left out.
+        NotFound if nothing is there; LimitExceeded past 32 watches of one sandbox."""
+        id = call(
+            self._node.watch_files(self._sandbox, path, recursive),
+            undo=lambda watch: self._node.end_watch(self._sandbox, watch),
+        )
+        return Watch(self._node, self._sandbox, id)
 
-        LimitExceeded if all its files have more than `limit` bytes; what has come by then stays."""
-        call(download(self._node, self._sandbox, remote, Path(local), parse_size(limit, "limit")))
+    def upload(
+        self, local: str | os.PathLike[str], remote: str, *, user: str | int | None = None, owners: bool = False
+    ) -> None:
+        """A file or a tree of this machine to the path `remote`, with modes, times, links, holes and FIFOs as they are.
+
+        It belongs to `user` (None: root), or with `owners` to the numbers that it belongs to here. Folders that are
+        there keep their mode and what else is in them. Sockets and devices are left out."""
+        call(upload(self._node, self._sandbox, Path(local), remote, user, owners))
+
+    def download(
+        self, remote: str, local: str | os.PathLike[str], *, limit: int | str = "8GiB", entries: int = 1_000_000
+    ) -> None:
+        """A file or a tree to the path `local`, with times, links and holes, and modes without set-uid bits.
+
+        It belongs to the caller. Links are made as links and never followed; FIFOs, sockets and devices are left out.
+        LimitExceeded if all its files have more than `limit` bytes, holes included, or there are more than `entries`;
+        what has come by then stays."""
+        bounds = Bounds(parse_size(limit, "limit"), entries)
+        call(download(self._node, self._sandbox, remote, Path(local), bounds))
+
+
+class Watch:
+    """The events of what is watched, as they come. Ends by `close`, with a `with` block, or with what it watches."""
+
+    def __init__(self, node: Node, sandbox: str, id: int) -> None:
+        self._node = node
+        self._sandbox = sandbox
+        self._id = id
+        self._waiting: deque[FileEvent] = deque()
+        self._closed = False
+
+    def __iter__(self) -> Iterator[FileEvent]:
+        """Waits for events until `close`. NotFound when what is watched is gone, SandboxGone with the sandbox.
+
+        "overflow" says that more happened than was taken: what was lost must be looked for."""
+        while self._waiting or self._fetch(None):
+            yield self._waiting.popleft()
+
+    def take(self, timeout: float) -> FileEvents:
+        """The events that have come, or that come first within `timeout` seconds; none if there are none."""
+        if not self._waiting:
+            self._fetch(timeout)
+        taken = [*self._waiting]
+        self._waiting.clear()
+        return taken
+
+    def _fetch(self, timeout: float | None) -> bool:
+        if not self._closed:
+            self._waiting.extend(call(self._node.file_events(self._sandbox, self._id, timeout)))
+        return bool(self._waiting)
+
+    def close(self) -> None:
+        """Whoever waits for an event gets none. Calling it again is no error."""
+        self._closed = True
+        call(self._node.end_watch(self._sandbox, self._id))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 class Sandbox:
@@ -133,7 +231,7 @@ class Sandbox:
 
     def __init__(self, node: Node, info: SandboxInfo) -> None:
         self.id = info.id
-        self.capabilities = frozenset({"pty"})
+        self.capabilities = frozenset(info.capabilities)
         """What this sandbox can do beyond what every one can."""
         self.commands = Commands(node, info.id)
         self.files = Files(node, info.id)
@@ -164,6 +262,9 @@ class Sandbox:
         `network`: None for none at all, "pypi" for the package index, or a NetworkPolicy. `access`: what of its
         files and programs commands may use. `env`, `cwd` and `user` hold
         for every command that does not say otherwise. `ttl`: seconds of life. `audit`: what is to be written down.
+        `tier`: "namespace", or "fake" for tests of your own code: it isolates nothing.
+        `network`: None for none at all, "pypi" for the package index, or a NetworkPolicy. `env`, `cwd` and `user` hold
+        for every command that does not say otherwise. `ttl`: seconds of life.
         InvalidRequest names the field that is wrong; CapacityError when there is no room; SetupFailed.
         """
         refuse_later(options)
@@ -230,9 +331,27 @@ class Sandbox:
         InvalidRequest names the field by which something would be allowed that is not now."""
         call(self._node.set_access(self.id, policy))
 
-    def changes(self) -> Changes:
-        """What differs from its layers, sorted by path."""
-        return call(self._node.changes(self.id))
+    def changes(self, since: Mark | None = None) -> Changes:
+        """What differs from its layers, or from what was at a mark, sorted by path."""
+        return call(self._node.changes(self.id, self._mark_id(since)))
+
+    def mark(self) -> Mark:
+        """This moment, for `changes` and `diff` since then. The last four of a sandbox are kept.
+
+        Takes as long as `changes`, and of the node's memory 500 bytes for each changed path and up to 8 MiB of the
+        contents of small files."""
+        return Mark(self.id, call(self._node.mark(self.id)))
+
+    def _mark_id(self, since: Mark | None) -> int | None:
+        if since is not None and (not isinstance(since, Mark) or since.sandbox != self.id):
+            raise InvalidRequest("since", f"takes a mark of this sandbox, not {since!r}")
+        return None if since is None else since.id
+
+    def diff(self, since: Mark | None = None, path: str = "/", *, limit: int | str = "16MiB") -> str:
+        """A unified diff of what is below `path`, as git writes it, with names relative to it.
+
+        Binary files, and those larger than 1 MiB, have one line that says so. LimitExceeded past `limit` bytes."""
+        return call(self._node.diff(self.id, self._mark_id(since), path, parse_size(limit, "limit")))
 
     def audit(self, since: float = 0.0) -> AuditRecords:
         """What was written down after this time (of the last record that is known), oldest first, while it lives.
