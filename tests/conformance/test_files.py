@@ -6,7 +6,9 @@ import hashlib
 import os
 import random
 import resource
+import subprocess
 import unicodedata
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -62,7 +64,10 @@ def test_t17_names(box: shoal.Sandbox, tmp_path: Path, name: str) -> None:
     local = tmp_path / "local"
     local.write_text(name, errors="surrogateescape")
     path = f"/tmp/names/{name}"
-    box.files.upload(local, path)
+    box.files.make_dir("/tmp/names")
+    with box.files.watch("/tmp/names") as watch:
+        box.files.upload(local, path)
+        assert next(event.path for event in watch if event.kind == "renamed") == path
     assert [info.name for info in box.files.list("/tmp/names")] == [name]
     assert [info.path for info in box.files.list("/tmp/names")] == [path]
     assert box.files.stat(path).name == name
@@ -72,6 +77,10 @@ def test_t17_names(box: shoal.Sandbox, tmp_path: Path, name: str) -> None:
     box.files.download("/tmp/names", tmp_path / "tree")
     assert os.listdir(tmp_path / "tree") == [name]
     assert [change.path for change in box.changes() if change.path.startswith("/tmp/names/")] == [path]
+    diff = box.diff(path="/tmp/names")
+    (tmp_path / "applied").mkdir()
+    subprocess.run(["git", "apply"], input=os.fsencode(diff), cwd=tmp_path / "applied", check=True)
+    assert os.listdir(tmp_path / "applied") == [name]
     box.files.rename(path, "/tmp/names/plain")
     box.files.rename("/tmp/names/plain", path)
     box.files.remove(path)
@@ -140,3 +149,55 @@ def test_errors_name_what_is_wrong(box: shoal.Sandbox) -> None:
 def test_times_before_1970(box: shoal.Sandbox) -> None:
     box.commands.run("touch -d '1969-12-31 23:59:59 UTC' /tmp/old", check=True)
     assert box.files.stat("/tmp/old").mtime == -1
+
+
+def test_streams_and_trees_are_what_they_were(box: shoal.Sandbox, tmp_path: Path) -> None:
+    """By pieces in, as a tree out and in again: contents, modes, links of both kinds, holes, times."""
+    box.files.write("/tmp/t/f", (b"%d\n" % n for n in range(1000)), mode=0o751)
+    box.commands.run("cd /tmp/t; ln -s f l; ln f h; truncate -s 1G hole; touch -d @1.5 f; mkdir -p e/e", check=True)
+    box.files.download("/tmp/t", tmp_path / "t")
+    box.files.upload(tmp_path / "t", "/tmp/again")
+    look = "find . -mindepth 1 -printf '%P %y %m %n %s %T@ %l\\n' | sort; sha256sum f"
+    before, after = (box.commands.run(look, cwd=cwd, check=True).stdout for cwd in ("/tmp/t", "/tmp/again"))
+    assert after == before
+    assert "f f 751 2 3890 1.5" in before
+    assert box.commands.run("stat -c %b /tmp/again/hole").stdout == "0\n"
+
+
+def test_a_stream_that_fails_changes_nothing(box: shoal.Sandbox) -> None:
+    def failing() -> Iterator[bytes]:
+        yield b"new"
+        raise ZeroDivisionError
+
+    box.files.write("/tmp/f", "old")
+    with pytest.raises(ZeroDivisionError):
+        box.files.write("/tmp/f", failing())
+    assert [(info.name, box.files.read(info.path)) for info in box.files.list("/tmp")] == [("f", "old")]
+
+
+def test_a_watch_tells_and_ends(box: shoal.Sandbox) -> None:
+    box.files.make_dir("/tmp/w")
+    with box.files.watch("/tmp/w", recursive=True) as watch:
+        box.commands.run("mkdir d; echo > d/f; rm -r d", cwd="/tmp/w", check=True)
+        kinds = set()
+        for event in watch:
+            kinds.add((event.kind, event.path))
+            if event == shoal.FileEvent("removed", "/tmp/w/d", None, True):
+                break
+        assert {("created", "/tmp/w/d"), ("created", "/tmp/w/d/f"), ("removed", "/tmp/w/d/f")} <= kinds
+        box.files.remove("/tmp/w")
+        with pytest.raises(shoal.NotFound):
+            for _ in watch:
+                pass
+
+
+def test_changes_and_diff_since_a_mark(box: shoal.Sandbox) -> None:
+    box.files.write("/workspace/f", "one\n")
+    mark = box.mark()
+    box.files.append("/workspace/f", "two\n")
+    box.files.write("/workspace/g", "new\n")
+    assert [(change.path, change.kind) for change in box.changes(since=mark)] == [
+        ("/workspace/f", "changed"), ("/workspace/g", "added"),
+    ]  # fmt: skip
+    assert "@@ -1 +1,2 @@\n one\n+two\n" in box.diff(since=mark)
+    assert "@@ -0,0 +1,2 @@\n+one\n+two\n" in box.diff(path="/workspace")
