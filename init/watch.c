@@ -222,6 +222,7 @@ _Noreturn void watch_path(const char *path, bool recursive) {
     working_at(path);
     check(realpath(path, real) != NULL && !lstat(real, &st));
     root = real;
+    check(!chdir("/")); /* the kernel tells of a folder's end when nobody is in it any more */
     whole_tree = recursive && S_ISDIR(st.st_mode);
     inotify = inotify_init1(IN_CLOEXEC);
     if (inotify < 0) finish(errno == EMFILE ? EUSERS : errno);

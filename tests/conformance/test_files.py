@@ -6,7 +6,9 @@ import hashlib
 import os
 import random
 import resource
+import subprocess
 import unicodedata
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -77,6 +79,19 @@ def test_t17_names(box: shoal.Sandbox, tmp_path: Path, name: str) -> None:
     box.files.rename("/workspace/names/plain", path)
     box.files.remove(path)
     assert box.files.list("/workspace/names") == []
+
+
+@pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
+def test_t17_names_in_watches_and_diffs(box: shoal.Sandbox, tmp_path: Path, name: str) -> None:
+    path = f"/tmp/names/{name}"
+    box.files.make_dir("/tmp/names")
+    with box.files.watch("/tmp/names") as watch:
+        box.files.write(path, name.encode(errors="surrogateescape"))
+        assert next(event.path for event in watch if event.kind == "renamed") == path
+    (tmp_path / "applied").mkdir()
+    diff = box.diff(path="/tmp/names")
+    subprocess.run(["git", "apply"], input=os.fsencode(diff), cwd=tmp_path / "applied", check=True)
+    assert os.listdir(tmp_path / "applied") == [name]
 
 
 def test_t17_nfc_and_nfd_are_two_files(box: shoal.Sandbox) -> None:
@@ -222,3 +237,55 @@ def test_t18_links_race_against_the_host(box: shoal.Sandbox, tmp_path: Path, rou
         loop.kill()
     assert canary.read_text() == "canary"
     assert os.listdir(tmp_path) == ["canary"]
+
+
+def test_streams_and_trees_are_what_they_were(box: shoal.Sandbox, tmp_path: Path) -> None:
+    """By pieces in, as a tree out and in again: contents, modes, links of both kinds, holes, times."""
+    box.files.write("/tmp/t/f", (b"%d\n" % n for n in range(1000)), mode=0o751)
+    box.commands.run("cd /tmp/t; ln -s f l; ln f h; truncate -s 1G hole; touch -d @1.5 f; mkdir -p e/e", check=True)
+    box.files.download("/tmp/t", tmp_path / "t")
+    box.files.upload(tmp_path / "t", "/tmp/again")
+    look = "find . -mindepth 1 -printf '%P %y %m %n %s %T@ %l\\n' | sort; sha256sum f"
+    before, after = (box.commands.run(look, cwd=cwd, check=True).stdout for cwd in ("/tmp/t", "/tmp/again"))
+    assert after == before
+    assert "f f 751 2 3890 1.5" in before
+    assert box.commands.run("stat -c %b /tmp/again/hole").stdout == "0\n"
+
+
+def test_a_stream_that_fails_changes_nothing(box: shoal.Sandbox) -> None:
+    def failing() -> Iterator[bytes]:
+        yield b"new"
+        raise ZeroDivisionError
+
+    box.files.write("/tmp/f", "old")
+    with pytest.raises(ZeroDivisionError):
+        box.files.write("/tmp/f", failing())
+    assert [(info.name, box.files.read(info.path)) for info in box.files.list("/tmp")] == [("f", "old")]
+
+
+def test_a_watch_tells_and_ends(box: shoal.Sandbox) -> None:
+    box.files.make_dir("/tmp/w")
+    with box.files.watch("/tmp/w", recursive=True) as watch:
+        box.commands.run("mkdir d; echo > d/f; rm -r d", cwd="/tmp/w", check=True)
+        kinds = set()
+        for event in watch:
+            kinds.add((event.kind, event.path))
+            if event == shoal.FileEvent("removed", "/tmp/w/d", None, True):
+                break
+        assert {("created", "/tmp/w/d"), ("created", "/tmp/w/d/f"), ("removed", "/tmp/w/d/f")} <= kinds
+        box.files.remove("/tmp/w")
+        with pytest.raises(shoal.NotFound):
+            for _ in watch:
+                pass
+
+
+def test_changes_and_diff_since_a_mark(box: shoal.Sandbox) -> None:
+    box.files.write("/workspace/f", "one\n")
+    mark = box.mark()
+    box.files.append("/workspace/f", "two\n")
+    box.files.write("/workspace/g", "new\n")
+    assert [(change.path, change.kind) for change in box.changes(since=mark)] == [
+        ("/workspace/f", "changed"), ("/workspace/g", "added"),
+    ]  # fmt: skip
+    assert "@@ -1 +1,2 @@\n one\n+two\n" in box.diff(since=mark)
+    assert "@@ -0,0 +1,2 @@\n+one\n+two\n" in box.diff(path="/workspace")

@@ -125,6 +125,15 @@ def test_the_end_of_what_is_watched(box: shoal.Sandbox, end: str) -> None:
                 pass
 
 
+def test_the_end_of_the_working_directory(box: shoal.Sandbox) -> None:
+    """In which the watch itself was started."""
+    with box.files.watch("/workspace") as watch:
+        box.files.remove("/workspace")
+        with pytest.raises(NotFound):
+            for _ in watch:
+                pass
+
+
 def test_the_end_of_the_sandbox() -> None:
     with shoal.Sandbox.create() as box:
         watch = box.files.watch("/tmp")

@@ -166,7 +166,7 @@ class FakeBox:
     async def lowers(self) -> list[list[int]]:
         return [[os.open("base", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.upper)]]
 
-    async def set_access(self, access: Access) -> None:
+    async def set_access(self, _access: Access) -> None:
         raise Unsupported("access: the fake tier keeps nobody from anything; use tier='namespace'")
 
     async def kill(self, reason: str) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import errno
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from shoal.errors import NotFound, PlatformError, ShoalError, StorageFull
 from shoal.node.files import file_error
@@ -17,6 +17,8 @@ from shoal.sandbox.tar import Steps
 from shoal.sdk.streams import close_stream
 
 T = TypeVar("T")
+_BATCH: Final = 512 << 10
+"""Bytes; less than the channel's window, which is not opened further before they are taken."""
 
 
 async def upload(
@@ -46,8 +48,8 @@ async def download(node: Node, sandbox: str, remote: str, local: Path, bounds: B
     done = False
     try:
         next(landing)
-        async for piece in pieces:
-            done = done or await _in_thread(_feed, landing, piece)
+        async for batch in _batches(pieces):
+            done = done or await _in_thread(_feed, landing, batch)
     except OSError as error:
         raise _local_error(local, error) from error
     finally:
@@ -57,10 +59,22 @@ async def download(node: Node, sandbox: str, remote: str, local: Path, bounds: B
         raise PlatformError(f"{remote}: its stream ended before its end")
 
 
-def _feed(landing: Steps[None], piece: bytes) -> bool:
+async def _batches(pieces: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
+    """As much as is worth a change of threads."""
+    batch: list[bytes] = []
+    async for piece in pieces:
+        batch.append(piece)
+        if sum(map(len, batch)) >= _BATCH:
+            yield batch
+            batch = []
+    yield batch
+
+
+def _feed(landing: Steps[None], batch: list[bytes]) -> bool:
     """Whether all has landed."""
     try:
-        landing.send(piece)
+        for piece in batch:
+            landing.send(piece)
     except StopIteration:
         return True
     return False
