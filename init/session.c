@@ -70,16 +70,16 @@ void tell_report(struct command *c) {
 
 /* ---- what a command whose time is up has started ------------------------------------------------ */
 
-/* The number that was given to a process last, in our PID namespace; it is the last word of /proc/loadavg. */
+/* The number that was given to a process last, in our PID namespace. (The last word of /proc/loadavg says it too, but that
+ * file is covered by one that shows nothing of the machine.) */
 static pid_t last_pid(void) {
-    char text[128];
-    int fd = open("/proc/loadavg", O_RDONLY | O_CLOEXEC);
+    char text[32];
+    int fd = open("/proc/sys/kernel/ns_last_pid", O_RDONLY | O_CLOEXEC);
     ssize_t length = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
     if (fd >= 0) close(fd);
     if (length <= 0) return 0;
     text[length] = 0;
-    const char *last = strrchr(text, ' ');
-    return last ? (pid_t)strtol(last, NULL, 10) : 0;
+    return (pid_t)strtol(text, NULL, 10);
 }
 
 void mark_sent(struct command *c) {

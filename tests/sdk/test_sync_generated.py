@@ -28,7 +28,7 @@ def test_the_file_is_what_the_generator_writes() -> None:
 
 
 def test_every_class_has_its_twin() -> None:
-    names = {"Sandbox", "Commands", "Command", "Files", "Shell", "Pty", "Ptys"}
+    names = {"Sandbox", "Commands", "Command", "Files", "Watch", "Shell", "Pty", "Ptys"}
     assert {blocking.__name__ for _, blocking in PAIRS} == names
 
 

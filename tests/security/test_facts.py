@@ -32,7 +32,7 @@ MACHINE: Final = (
 )
 """The machine's hardware and how busy it is. It names no tenant and no file. To cover all of it by mounts would cost a
 create some 0.4 ms; the microvm tier shows none."""
-SYS: Final = (r"devices/system/(cpu|node)/.*|kernel/mm/transparent_hugepage/.*|kernel/shoal/.*",)
+SYS: Final = (r"devices/system/(cpu|node)/.*|kernel/mm/transparent_hugepage/.*|kernel/limits/.*",)
 """A tree that we filled."""
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import shoal
-from shoal.sandbox.namespace import NamespaceBox
+from shoal.sandbox.box import NamespaceBox
 
 from .intruder import SMALL, host_available, node, python, still_works
 

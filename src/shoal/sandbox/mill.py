@@ -9,7 +9,6 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Final
 
 from msgspec import Struct
@@ -25,7 +24,7 @@ _NETWORK_OWNER: Final = FIRST - IDS
 _SWEEP_SECONDS: Final = 0.1
 _BATCH: Final = 10
 """Each brings up to five descriptors, and a plan takes 64."""
-_CLOSE_TRIES: Final = 50
+_CLOSE_SECONDS: Final = 5.0
 _NEWCGROUP: Final = 0x2000000
 _SPARE: Final = 64
 """Used cgroups that are kept for the next sandboxes."""
@@ -113,9 +112,10 @@ class Mill:
     async def _sweep(self) -> None:
         """Several in one plan. If a process is still on its way out of one, that one ends the plan; all of it is tried
         again, one by one."""
-        waiting, self._leftovers = self._leftovers, deque()
-        while waiting:
-            batch = [waiting.popleft() for _ in range(min(len(waiting), _BATCH))]
+        tried: set[str] = set()
+        while self._leftovers and self._leftovers[0][0].name not in tried:
+            batch = [self._leftovers.popleft() for _ in range(min(len(self._leftovers), _BATCH))]
+            tried |= {group.name for group, _ in batch}
             if not await self._retire([group for group, _ in batch], [each for _, held in batch for each in held]):
                 for group, _ in batch:
                     if not await self._retire([group], []):
@@ -152,14 +152,10 @@ class Mill:
     async def close(self) -> None:
         """Takes apart what is left and ends the process. What a process stuck in the kernel holds stays."""
         if self._sweeping is not None:
+            # Not cut off in the middle: what it has in hand would be nobody's.
+            await asyncio.wait([self._sweeping], timeout=_CLOSE_SECONDS)
             self._sweeping.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._sweeping
-        for _ in range(_CLOSE_TRIES):
-            await self._sweep()
-            if not self._leftovers:
-                break
-            await asyncio.sleep(_SWEEP_SECONDS)
+            await asyncio.wait([self._sweeping])
         while self._spare:
             await self._remove([self._spare.popleft()])
         self._closed = True
