@@ -5,10 +5,10 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 SECONDS ?= 30
 
-.PHONY: help demo test test-all check setup bench fuzz sync format clean system-packages
+.PHONY: help demo test test-all test-cgroup2 test-rootless guest-packages check setup bench fuzz sync format clean system-packages
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 demo: setup  ## real SWE tasks, in sandboxes, to rewards: the fix gives 1, doing nothing gives 0
 	$(BIN)/shoal rollouts --tasks pypi --limit 8 --agent oracle
@@ -16,9 +16,16 @@ demo: setup  ## real SWE tasks, in sandboxes, to rewards: the fix gives 1, doing
 
 test: setup  ## the tests, in under 15 minutes
 	$(BIN)/python -m pytest -m "not slow"
+	test "$$(id -u)" != 0 || scripts/test_as_user
 
-test-all: setup  ## the slow suites too: soaks, kill loops
+test-rootless: setup  ## what every sandbox must do, as an ordinary user; root lends a throw-away one
+	scripts/test_as_user
+
+test-all: setup test-cgroup2  ## the slow suites too: soaks, kill loops, the guest with cgroup v2
 	$(BIN)/python -m pytest
+
+test-cgroup2: setup guest-packages  ## the tests of limits in a QEMU guest with pure cgroup v2
+	$(BIN)/python scripts/cgroup2
 
 check: setup  ## format, lint, types, import contract, generated code
 	$(BIN)/ruff format --check .
@@ -41,6 +48,10 @@ $(STAMP): pyproject.toml build_init.py | system-packages
 system-packages:
 	@PYTHON=$(PYTHON) scripts/install_system_packages
 
+# QEMU and what the guest's images are made with. The guest's kernel is fetched but not installed.
+guest-packages:
+	@scripts/cgroup2/install_packages
+
 bench: setup  ## the benchmark table, with what users would pick instead
 	$(BIN)/shoal bench --peers
 
@@ -55,4 +66,4 @@ format: setup  ## formats the code
 	$(BIN)/ruff check --fix --quiet .
 
 clean:  ## removes what was built here; sandbox layers stay in the data folder
-	rm -rf $(VENV) src/shoal/_bin/init fuzz/build .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .cgroup2 src/shoal/_bin/init fuzz/build .mypy_cache .ruff_cache .hypothesis

@@ -27,6 +27,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -85,6 +86,18 @@ static ssize_t use_bytes(int fd, const void *from, size_t size) {
     return outcome() ? -1 : (ssize_t)size;
 }
 
+static int stub_fstat(int fd, struct stat *found) {
+    *found = (struct stat){.st_mode = S_IFCHR, .st_rdev = makedev(1, luck & 3)};
+    return use(fd);
+}
+
+static ssize_t stub_sendmsg(int fd, const struct msghdr *message) {
+    int passed;
+    memcpy(&passed, CMSG_DATA(CMSG_FIRSTHDR(message)), sizeof passed);
+    check_fd(passed);
+    return use(fd) ? -1 : 1;
+}
+
 static long stub_clone3(struct clone_args *args) {
     if (outcome()) return -1;
     int pidfd = new_fd();
@@ -96,13 +109,15 @@ static long stub_clone3(struct clone_args *args) {
 static long stub_syscall(long number, ...) {
     va_list arguments;
     va_start(arguments, number);
-    long first = va_arg(arguments, long);
+    long first = va_arg(arguments, long), second = va_arg(arguments, long);
     va_end(arguments);
+    if (number == SYS_seccomp && second & SECCOMP_FILTER_FLAG_NEW_LISTENER) return new_fd();
     if (number == SYS_clone3) return stub_clone3((struct clone_args *)first);
     if (number == SYS_clone) return outcome() ? -1 : 1234;
-    if (number == SYS_fsopen) return new_fd();
+    if (number == SYS_fsopen || number == SYS_landlock_create_ruleset) return new_fd();
     if (number == SYS_fsmount || number == SYS_open_tree || number == SYS_openat2) return use((int)first) ? -1 : new_fd();
     if (number == SYS_fsconfig || number == SYS_mount_setattr || number == SYS_move_mount) return use((int)first);
+    if (number == SYS_landlock_add_rule || number == SYS_landlock_restrict_self) return use((int)first);
     return outcome();
 }
 
@@ -150,15 +165,18 @@ static int stub_clone(int (*run)(void *), void *argument) {
 #define openat(...) open_at(__VA_ARGS__)
 #define clone(run, stack, flags, argument) ((void)(stack), stub_clone(run, argument))
 #define socket(...) new_fd()
-#define fcntl(fd, ...) (use(fd) ? -1 : new_fd()) /* F_DUPFD_CLOEXEC */
+#define fcntl(fd, command, ...) ((command) == F_SETFL ? use(fd) : use(fd) ? -1 : new_fd()) /* or F_DUPFD_CLOEXEC */
+#define fstat(fd, found) stub_fstat(fd, found)
 #define pipe2(ends, flags) stub_pipe(ends)
 #define read(...) stub_read(__VA_ARGS__)
 #define recv(fd, to, ...) stub_recv(fd, to)
 #define write(...) use_bytes(__VA_ARGS__)
 #define sendto(fd, from, size, ...) use_bytes(fd, from, size)
+#define sendmsg(fd, message, flags) stub_sendmsg(fd, message)
 #define bind(fd, ...) use(fd)
 #define listen(fd, ...) use(fd)
 #define fchdir(fd) use(fd)
+#define mount(...) outcome()
 #define chdir(path) use_at(AT_FDCWD, path)
 #define setns(fd, flags) use(fd)
 #define unshare(flags) outcome()

@@ -18,10 +18,11 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#include "init.h"
+#include "files.h"
 
-enum { CHUNK = 64 << 10 };
-static char chunk[CHUNK];
+enum { MOVED = 1 << 20 };
+char chunk[CHUNK];
+static const char *at_work;
 
 /* A file being written aside, to be removed when the operation fails. */
 static struct {
@@ -29,19 +30,22 @@ static struct {
     const char *name;
 } unfinished;
 
-_Noreturn static void finish(int error) {
+_Noreturn void finish(int error) {
     if (error && unfinished.name) unlinkat(unfinished.dir, unfinished.name, 0);
+    if (error && at_work && write_all(2, at_work, strlen(at_work))) { /* the node knows the path it asked for */ }
     _exit(error & 0xff);
 }
 
-static void check(bool good) {
+void check(bool good) {
     if (!good) finish(errno);
 }
+
+void working_at(const char *path) { at_work = path; }
 
 /* ---- reading and writing --------------------------------------------------------------------- */
 
 /* Of what /proc tells about this very process, whose memory and program are the helper's and not the sandbox's. */
-static bool tells_of_us(int fd) {
+bool tells_of_us(int fd) {
     struct statfs fs;
     if (fstatfs(fd, &fs) || fs.f_type != PROC_SUPER_MAGIC) return false;
     char self[32], ours[32], path[PATH_MAX];
@@ -54,9 +58,13 @@ static bool tells_of_us(int fd) {
 }
 
 /* Through no magic link of /proc: /proc/self/exe would be the helper, whatever the sandbox calls it by. */
-static int open_path(const char *path, int flags, mode_t mode) {
+int try_open(const char *path, int flags, mode_t mode) {
     struct open_how how = {.flags = (uint64_t)(flags | O_CLOEXEC), .mode = mode, .resolve = RESOLVE_NO_MAGICLINKS};
-    int fd = (int)syscall(SYS_openat2, AT_FDCWD, path, &how, sizeof how);
+    return (int)syscall(SYS_openat2, AT_FDCWD, path, &how, sizeof how);
+}
+
+int open_path(const char *path, int flags, mode_t mode) {
+    int fd = try_open(path, flags, mode);
     check(fd >= 0);
     return fd;
 }
@@ -72,11 +80,20 @@ static int open_regular(const char *path, int flags) {
     return fd;
 }
 
-static void copy(int from, int to) {
-    for (ssize_t got; (got = read(from, chunk, CHUNK));) {
-        if (got < 0 && errno == EINTR) continue;
-        check(got > 0 && !write_all(to, chunk, (size_t)got));
+/* Up to `most` bytes; 0 at the end. One of the two is a pipe: pages are moved there and not copied, where the file's system can. */
+static size_t transfer(int from, int to, size_t most) {
+    ssize_t moved = splice(from, NULL, to, NULL, most, SPLICE_F_MOVE);
+    if (moved >= 0 || errno != EINVAL) {
+        check(moved >= 0);
+        return (size_t)moved;
     }
+    ssize_t got = read(from, chunk, most < CHUNK ? most : CHUNK);
+    check(got >= 0 && !write_all(to, chunk, (size_t)got));
+    return (size_t)got;
+}
+
+static void copy(int from, int to) {
+    while (transfer(from, to, MOVED)) {}
 }
 
 /* Input is framed, u32 length then bytes and a final 0, so that a caller who dies half-way publishes nothing. */
@@ -92,15 +109,14 @@ static void copy_input(int to) {
         size_t left = get_u32(header);
         if (!left) return;
         while (left) {
-            ssize_t got = read(0, chunk, left < CHUNK ? left : CHUNK);
+            size_t got = transfer(0, to, left);
             if (got == 0) finish(ECANCELED);
-            check(got > 0 && !write_all(to, chunk, (size_t)got));
-            left -= (size_t)got;
+            left -= got;
         }
     }
 }
 
-static void make_parents(const char *path) {
+void make_parents(const char *path) {
     char *copy_of = strdup(path);
     check(copy_of != NULL);
     for (char *at = copy_of + 1; *at; at++) {
@@ -112,7 +128,7 @@ static void make_parents(const char *path) {
     free(copy_of);
 }
 
-static int parent_directory(const char *path, const char **name) {
+int parent_directory(const char *path, const char **name) {
     const char *slash = strrchr(path, '/');
     if (!slash) {
         *name = path;
@@ -127,6 +143,28 @@ static int parent_directory(const char *path, const char **name) {
     return fd;
 }
 
+const char *name_aside(int dir) {
+    static char name[32];
+    uint64_t random;
+    check(getrandom(&random, sizeof random, 0) == sizeof random);
+    snprintf(name, sizeof name, ".shoal-%016llx", (unsigned long long)random);
+    unfinished.dir = dir;
+    unfinished.name = name;
+    return name;
+}
+
+int open_aside(int dir) {
+    int fd = openat(dir, name_aside(dir), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    check(fd >= 0);
+    return fd;
+}
+
+void publish(int dir, const char *name) {
+    check(!renameat(dir, unfinished.name, dir, name));
+    unlinkat(dir, unfinished.name, 0); /* renaming over another link to the same file does nothing, and is no error */
+    unfinished.name = NULL;
+}
+
 /* Written aside and renamed over. An existing file keeps its mode and owner; a symlink is written through, as an editor
  * would, to what it points to. */
 static void write_file_atomically(const char *path, mode_t mode) {
@@ -136,24 +174,17 @@ static void write_file_atomically(const char *path, mode_t mode) {
     check(exists || errno == ENOENT);
     if (exists && S_ISDIR(old.st_mode)) finish(EISDIR);
     if (exists && !S_ISREG(old.st_mode)) finish(EINVAL);
-    if (exists) check(realpath(path, target) != NULL);
+    if (exists) check(realpath(path, target) != NULL && !access(target, W_OK)); /* the rename alone would not ask */
     else snprintf(target, sizeof target, "%s", path);
     if (!exists) make_parents(target);
     const char *name;
     int dir = parent_directory(target, &name);
     if (!*name) finish(EISDIR);
-    uint64_t random;
-    check(getrandom(&random, sizeof random, 0) == sizeof random);
-    char aside[32];
-    snprintf(aside, sizeof aside, ".shoal-%016llx", (unsigned long long)random);
-    int fd = openat(dir, aside, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    check(fd >= 0);
-    unfinished.dir = dir;
-    unfinished.name = aside;
+    int fd = open_aside(dir);
     copy_input(fd);
     check(!exists || !fchown(fd, old.st_uid, old.st_gid) || errno == EPERM);
     check(!fchmod(fd, mode != (mode_t)-1 ? mode : exists ? old.st_mode & 07777 : 0644));
-    check(!renameat(dir, aside, dir, name));
+    publish(dir, name);
     finish(0);
 }
 
@@ -186,12 +217,12 @@ static void put_entry(int at, const char *name, const char *path, const struct s
           fwrite(count, 1, 4, stdout) == 4 && fwrite(link, 1, (size_t)target, stdout) == (size_t)target);
 }
 
-static bool is_dot(const char *name) { return !strcmp(name, ".") || !strcmp(name, ".."); }
+bool is_dot(const char *name) { return !strcmp(name, ".") || !strcmp(name, ".."); }
 
 /* The path of where the walk is, below its start. One for all levels: a sandbox can nest them deeply. */
 static char walked[PATH_MAX * 2];
 
-static bool is_gone(int error) { return error == ENOENT || error == ENOTDIR || error == ELOOP || error == EACCES; }
+bool is_gone(int error) { return error == ENOENT || error == ENOTDIR || error == ELOOP || error == EACCES; }
 
 /* An entry that vanishes while we walk is no error: the sandbox goes on living. */
 static void list(int fd, size_t length, int64_t depth) {
@@ -272,6 +303,9 @@ _Noreturn void file_operation(const struct request *q) {
         if (!q->argv[1]) finish(EINVAL);
         make_parents(path);
         finish(symlink(q->argv[1], path) ? errno : 0);
+    case FILE_PACK: pack(path);
+    case FILE_UNPACK: unpack(path, q->number);
+    case FILE_WATCH: watch_path(path, q->number);
     default: finish(ENOSYS);
     }
     check(!fflush(stdout));

@@ -1,6 +1,7 @@
 /* Layout, little-endian:  u32 length | u8 kind | u8 stream | u16 zero | u32 id | u32 number | payload
  *
- * EXIT payload: i32 wait status | u32 oom kills | u64 duration ns | u64 cpu us | u64 peak memory bytes */
+ * EXIT payload: i32 wait status | u32 oom kills | u64 duration ns | u64 cpu us | u64 peak memory bytes | u32 processes
+ * refused */
 #include "frame.h"
 
 void put_u32(uint8_t *to, uint32_t value) {
@@ -37,7 +38,8 @@ enum frame_status frame_decode(struct frame *f, const uint8_t *data, size_t leng
     f->id = get_u32(data + 8);
     f->number = get_u32(data + 12);
     if (f->length > FRAME_PAYLOAD_MAX || f->stream > 2 || data[6] != 0 || data[7] != 0) return FRAME_MALFORMED;
-    bool known = (f->kind >= FRAME_SPAWN && f->kind <= FRAME_RESIZE) || (f->kind >= FRAME_READY && f->kind <= FRAME_TAKEN);
+    bool known = (f->kind >= FRAME_SPAWN && f->kind <= FRAME_RESIZE) || f->kind == FRAME_NARROW ||
+                 (f->kind >= FRAME_READY && f->kind <= FRAME_REPORT);
     if (!known) return FRAME_MALFORMED;
     return length - FRAME_HEADER < f->length ? FRAME_PARTIAL : FRAME_WHOLE;
 }

@@ -13,9 +13,11 @@ enum frame_kind {
     FRAME_SPAWN = 1,  /* start a program */
     FRAME_FILE = 2,   /* start a file operation */
     FRAME_INPUT = 3,  /* bytes for a command's stdin; an empty one closes it */
-    FRAME_SIGNAL = 4, /* i32 signal, i32 scope: 0 process group, 1 everything the command started */
-    FRAME_CREDIT = 5, /* u32: so many more bytes may be sent on `stream` */
+    FRAME_SIGNAL = 4, /* i32 signal, i32 scope: 0 process group, 1 everything the command started, 2 a session's shell alone,
+                         and SIGKILL to what it started since it was sent something */
+    FRAME_CREDIT = 5, /* u32: so many more bytes may be sent on `stream`; of stream 0: the next report may be */
     FRAME_RESIZE = 6, /* u16 rows, u16 columns */
+    FRAME_NARROW = 15, /* list of the only paths to execute from now on, if not empty; or the tree for file operations */
     /* init to node */
     FRAME_READY = 16,
     FRAME_FAILED = 17,  /* set-up: u32 step, i32 errno, detail */
@@ -24,6 +26,7 @@ enum frame_kind {
     FRAME_OUTPUT = 20,  /* bytes of `stream` 1 or 2 */
     FRAME_EXIT = 21,    /* struct of frame.c's comment */
     FRAME_TAKEN = 22,   /* u32: so many bytes of input went into the command's stdin */
+    FRAME_REPORT = 23,  /* of a session's shell: u32 OOM kills and u64 CPU microseconds since its last one, what it said */
 };
 
 struct frame {

@@ -8,13 +8,19 @@
 #include <linux/seccomp.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include "setup.h"
+
+enum { FLAG_WAIT_KILLABLE = 1 << 5 }; /* SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV, for older headers */
 
 void raise_capabilities(void) {
     struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
@@ -72,6 +78,10 @@ int op_clone(struct setup *s) {
         return error;
     }
     if (!error) error = write_maps(pid, uids, gids);
+    /* While it waits for us: an ordinary user can't look at it any more once it is not dumpable. */
+    char path[32];
+    snprintf(path, sizeof path, "/proc/%d/ns/mnt", pid);
+    s->child_mounts = open(path, O_RDONLY | O_CLOEXEC);
     release_child(sync[1], error ? 'x' : 'g');
     s->child = pid;
     s->reply[s->reply_count++] = pidfd;
@@ -108,13 +118,25 @@ int op_rlimit(struct setup *s) {
     return s->plan.bad ? EBADMSG : setrlimit(resource, &limit) ? errno : 0;
 }
 
-/* How commands are accounted for: the unified directory, where OOM kills are counted, the files to join; and what init
- * must not look up by a path, since the sandbox may change what is there. */
+/* What commands without input read. It must be an open file of this sandbox alone: flags and locks belong to the open file,
+ * and the one that was given is every sandbox's. Nothing of the sandbox has run yet, but a layer may have anything there. */
+static int open_null(int given) {
+    struct stat found;
+    int fd = open("/dev/null", O_RDWR | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0) return given;
+    if (!fstat(fd, &found) && S_ISCHR(found.st_mode) && found.st_rdev == makedev(1, 3) && !fcntl(fd, F_SETFL, O_RDWR)) return fd;
+    close(fd);
+    return given;
+}
+
+/* How commands are accounted for: the unified directory, where OOM kills and refused processes are counted, the files to
+ * join; and what init must not look up by a path, since the sandbox may change what is there. */
 int op_commands(struct setup *s) {
-    int commands = read_fd(s), events = read_fd(s);
+    int commands = read_fd(s), events = read_fd(s), refusals = read_fd(s);
     s->inside.commands_dir = commands == AT_FDCWD ? -1 : commands;
     s->inside.oom_events = events == AT_FDCWD ? -1 : events;
-    s->inside.null = read_fd(s);
+    s->inside.process_events = refusals == AT_FDCWD ? -1 : refusals;
+    s->inside.null = open_null(read_fd(s));
     s->inside.terminals = read_fd(s);
     s->inside.open_files = (uint64_t)read_int(&s->plan);
     s->inside.processes = (uint64_t)read_int(&s->plan);
@@ -151,4 +173,42 @@ int op_seccomp(struct setup *s) {
     /* Only the kernel looks at it, and copies it first: it need not be aligned. */
     struct sock_fprog program = {(unsigned short)(length / sizeof(struct sock_filter)), (void *)bytes};
     return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program) ? errno : 0;
+}
+
+/* For the sandbox that the plan goes on to make: init runs on these, and so does all that it starts. A command may widen
+ * that again; its quota holds all the same. */
+int op_affinity(struct setup *s) {
+    s->inside.processors = read_bytes(&s->plan, &s->inside.processors_length);
+    return s->plan.bad ? EBADMSG : 0;
+}
+
+static int send_listener(int socket, int listener) {
+    char byte = 'l';
+    struct iovec part = {&byte, 1};
+    union {
+        struct cmsghdr header;
+        char space[CMSG_SPACE(sizeof listener)];
+    } control = {0};
+    control.header = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof listener)};
+    memcpy(CMSG_DATA(&control.header), &listener, sizeof listener);
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    return sendmsg(socket, &message, MSG_NOSIGNAL) == 1 ? 0 : errno;
+}
+
+/* A filter whose audited calls ask a listener, which goes to the node over the channel. From here on each of those calls
+ * waits for an answer, ours too: only sendmsg must not be one, or the node would never get what it answers by. */
+int op_seccomp_audited(struct setup *s) {
+    int channel = read_fd(s);
+    size_t length;
+    const char *bytes = read_bytes(&s->plan, &length);
+    if (s->plan.bad || !length || length % sizeof(struct sock_filter)) return EBADMSG;
+    struct sock_fprog program = {(unsigned short)(length / sizeof(struct sock_filter)), (void *)bytes};
+    unsigned flags = SECCOMP_FILTER_FLAG_NEW_LISTENER;
+    /* Linux 5.19: once received, a call is not begun again at every signal. */
+    int listener = (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, flags | FLAG_WAIT_KILLABLE, &program);
+    if (listener < 0 && errno == EINVAL) listener = (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, flags, &program);
+    if (listener < 0) return errno;
+    int error = send_listener(channel, listener);
+    close(listener);
+    return error;
 }

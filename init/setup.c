@@ -119,13 +119,17 @@ static int (*const operations[])(struct setup *) = {
     op_mount,    op_overlay, op_clone_tree, op_idmap,   op_attributes, op_attach,  op_pivot,        op_enter, op_mkdir, op_open,
     op_write, op_chown, op_remove_tree, op_keep,    op_drop,       op_send,    op_userns,     op_netns,   op_netlink,      op_listen, op_clone,
     op_identity, op_join,    op_unshare,    op_hostname,   op_rlimit,  op_commands,   op_capabilities, op_seccomp,
+    op_affinity, op_bind,
+    op_seccomp_audited,
+    op_restrict, op_hide,    op_clone_all,  op_visit,   op_view,
+    op_no_memory_files, op_landlock,
 };
 
 void setup_init(struct setup *s, int *kept, const uint8_t *plan, size_t length, const int *fds, size_t count) {
     memset(s, 0, sizeof *s);
     s->plan = (struct reader){plan, plan + length, false};
     s->kept = kept;
-    s->inside = (struct inside){.channel = -1, .commands_dir = -1, .oom_events = -1, .null = -1, .terminals = -1};
+    s->inside = (struct inside){.channel = -1, .commands_dir = -1, .oom_events = -1, .process_events = -1, .null = -1, .terminals = -1, .view = -1};
     for (size_t i = 0; i < REGISTERS; i++) s->registers[i] = i < count ? fds[i] : 0;
 }
 

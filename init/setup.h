@@ -1,4 +1,4 @@
-/* What the files that carry out operations share. Operations that touch mounts are in mounts.c, those that make and enter
+/* What the files that carry out operations share. Operations that touch mounts are in mounts.c, those of access policies in access.c, those that make and enter
  * namespaces in namespaces.c, those that make the sandbox in sandbox.c, the rest and the walk itself in setup.c. */
 #ifndef SHOAL_SETUP_H
 #define SHOAL_SETUP_H
@@ -40,5 +40,15 @@ int op_rlimit(struct setup *s);
 int op_commands(struct setup *s);
 int op_capabilities(struct setup *s);
 int op_seccomp(struct setup *s);
+int op_affinity(struct setup *s);
+int op_bind(struct setup *s);
+int op_seccomp_audited(struct setup *s);
+int op_restrict(struct setup *s);
+int op_hide(struct setup *s);
+int op_clone_all(struct setup *s);
+int op_visit(struct setup *s);
+int op_view(struct setup *s);
+int op_no_memory_files(struct setup *s);
+int op_landlock(struct setup *s);
 
 #endif

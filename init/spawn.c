@@ -10,6 +10,7 @@
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -127,18 +128,23 @@ void cgroup_release(struct child *c) {
     c->group = NULL;
 }
 
-uint32_t oom_kills(const struct inside *in) {
+static uint32_t count_in(int file, const char *word) {
     char text[512];
-    ssize_t length = in->oom_events < 0 ? -1 : pread(in->oom_events, text, sizeof text - 1, 0);
+    ssize_t length = file < 0 ? -1 : pread(file, text, sizeof text - 1, 0);
     if (length <= 0) return 0;
     text[length] = 0;
-    const char *at = strstr(text, "oom_kill "); /* the same word in memory.oom_control and memory.events */
-    return at ? (uint32_t)strtoul(at + 9, NULL, 10) : 0;
+    const char *at = strstr(text, word);
+    return at ? (uint32_t)strtoul(at + strlen(word), NULL, 10) : 0;
 }
+
+/* The same word in memory.oom_control and memory.events. */
+uint32_t oom_kills(const struct inside *in) { return count_in(in->oom_events, "oom_kill "); }
+
+uint32_t refused_processes(const struct inside *in) { return count_in(in->process_events, "max "); }
 
 /* ---- killing --------------------------------------------------------------------------------- */
 
-static pid_t parent_of(pid_t pid) {
+uint64_t stat_field(pid_t pid, int field) {
     char path[32], text[512];
     snprintf(path, sizeof path, "/proc/%d/stat", pid);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -146,11 +152,14 @@ static pid_t parent_of(pid_t pid) {
     if (fd >= 0) close(fd);
     if (length <= 0) return 0;
     text[length] = 0;
-    const char *after_name = strrchr(text, ')');
-    return after_name ? (pid_t)strtol(after_name + 4, NULL, 10) : 0;
+    const char *at = strrchr(text, ')'); /* the name before it may hold anything */
+    for (int skipped = 2; at && skipped < field; skipped++) at = strchr(at + 1, ' ');
+    return at ? strtoull(at, NULL, 10) : 0;
 }
 
-static bool descends(pid_t pid, pid_t from) {
+static pid_t parent_of(pid_t pid) { return (pid_t)stat_field(pid, STAT_PARENT); }
+
+bool descends(pid_t pid, pid_t from) {
     for (int depth = 0; pid > 1 && depth < 4096; depth++, pid = parent_of(pid))
         if (pid == from) return true;
     return false;
@@ -201,6 +210,25 @@ static int open_pipe(int *read_end, int *write_end) {
     return 0;
 }
 
+/* The shell of a session reads what to do from a socket, and says on it how that ended: unlike a pipe it can't be opened
+ * by way of /proc, and the kernel tells who wrote. */
+static int open_session(struct child *c, struct ends *theirs) {
+    int ends[2], on = 1;
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends)) return -1;
+    c->in = ends[0];
+    theirs->in = ends[1];
+    c->reports = fcntl(c->in, F_DUPFD_CLOEXEC, 3); /* epoll takes a descriptor once */
+    return c->reports < 0 ? -1 : setsockopt(c->in, SOL_SOCKET, SO_PASSCRED, &on, sizeof on);
+}
+
+/* A terminal whose line editing knows characters of several bytes. */
+static void edit_utf8(int terminal) {
+    struct termios settings;
+    if (tcgetattr(terminal, &settings)) return;
+    settings.c_iflag |= IUTF8;
+    tcsetattr(terminal, TCSANOW, &settings);
+}
+
 static int open_terminal(const struct inside *in, const struct request *q, struct child *c, struct ends *theirs) {
     int master = openat(in->terminals, "ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
     if (master < 0) return -1;
@@ -210,6 +238,7 @@ static int open_terminal(const struct inside *in, const struct request *q, struc
     int terminal = ioctl(master, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC);
     if (terminal < 0) return -1;
     if (fchown(terminal, q->uid, (gid_t)-1)) { /* an unmapped uid; the descriptor works all the same */ }
+    edit_utf8(terminal);
     *theirs = (struct ends){terminal, terminal, terminal};
     c->in = master;
     c->out = fcntl(master, F_DUPFD_CLOEXEC, 3);
@@ -218,7 +247,9 @@ static int open_terminal(const struct inside *in, const struct request *q, struc
 
 static int open_pipes(const struct inside *in, const struct request *q, struct child *c, struct ends *theirs) {
     if (q->flags & WITH_TTY) return open_terminal(in, q, c, theirs);
-    if (q->flags & WITH_STDIN) {
+    if (q->flags & WITH_SESSION) {
+        if (open_session(c, theirs)) return -1;
+    } else if (q->flags & WITH_STDIN) {
         if (open_pipe(&theirs->in, &c->in)) return -1;
     } else if ((theirs->in = fcntl(in->null, F_DUPFD_CLOEXEC, 3)) < 0) {
         return -1;
@@ -286,6 +317,8 @@ static int become(const struct inside *in, const struct request *q, const struct
         if (setrlimit(RLIMIT_NPROC, &processes)) return errno;
     }
     umask(022);
+    /* The access policy is for what runs in the sandbox, not for its owner's file operations. */
+    if (q->operation > 0 && in->view >= 0 && (fchdir(in->view) || chroot("."))) return errno;
     int error = take_identity(q);
     if (error) return error;
     *step = STEP_CWD;
@@ -343,7 +376,7 @@ bool spawn_failed(struct child *c, enum spawn_step *step, int *error) {
 }
 
 int spawn(const struct inside *in, const struct request *q, struct child *c, enum spawn_step *step) {
-    *c = (struct child){.pid = -1, .in = -1, .out = -1, .err = -1, .started = -1};
+    *c = (struct child){.pid = -1, .in = -1, .out = -1, .err = -1, .reports = -1, .started = -1};
     struct ends theirs = {-1, -1, -1};
     *step = STEP_PIPES;
     int error = open_pipes(in, q, c, &theirs) ? errno : 0;
@@ -358,6 +391,7 @@ int spawn(const struct inside *in, const struct request *q, struct child *c, enu
     close_ends(&theirs);
     if (!error) return 0;
     close_ends(&(struct ends){c->in, c->out, c->err});
+    if (c->reports >= 0) close(c->reports);
     if (c->started >= 0) close(c->started);
     cgroup_release(c);
     return error;

@@ -24,7 +24,7 @@
 
 #include "init.h"
 
-enum { REQUEST_MAX = 1 << 18, PASSED_MAX = 64, CLEANUP_MAX = 8, CLEANUP_NAME = 64, SLOW_MAX = 256, EXIT_NOTICE = 0xffffffff };
+enum { REQUEST_MAX = 1 << 18, PASSED_MAX = 64, CLEANUP_MAX = 8, CLEANUP_NAME = 64, SLOW_MAX = 256, HOME_GROUP = 4, EXIT_NOTICE = 0xffffffff };
 
 struct sandbox {
     pid_t pid;
@@ -140,7 +140,7 @@ static void keep_basics(struct spawner *s, int host_mounts, int null) {
     s->kept[0] = host_mounts;
     s->kept[1] = s->own_mounts;
     s->kept[2] = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
-    s->kept[3] = null;
+    s->kept[3] = null; /* after it HOME_GROUP, which the node may give */
 }
 
 /* ---- requests -------------------------------------------------------------------------------- */
@@ -169,15 +169,13 @@ static void answer(struct spawner *s, uint32_t id, int error, const struct setup
     if (sendmsg(s->socket, &message, MSG_NOSIGNAL) < 0) { /* the node is gone; the next receive says so */ }
 }
 
-static void remember(struct spawner *s, pid_t pid) {
-    char path[32];
-    snprintf(path, sizeof path, "/proc/%d/ns/mnt", pid);
+static void remember(struct spawner *s, pid_t pid, int mounts) {
     if (s->count == s->capacity) {
         s->capacity = s->capacity ? 2 * s->capacity : 64;
         s->sandboxes = realloc(s->sandboxes, s->capacity * sizeof *s->sandboxes);
         if (!s->sandboxes) _exit(ENOMEM);
     }
-    s->sandboxes[s->count++] = (struct sandbox){pid, open(path, O_RDONLY | O_CLOEXEC)};
+    s->sandboxes[s->count++] = (struct sandbox){pid, mounts};
 }
 
 static void carry_out(struct spawner *s, const uint8_t *request, size_t length, const int *fds, size_t count) {
@@ -185,8 +183,12 @@ static void carry_out(struct spawner *s, const uint8_t *request, size_t length, 
     setup_init(&plan, s->kept, request + 4, length - 4, fds, count);
     int error = setup_run(&plan);
     if (error) setns(s->own_mounts, CLONE_NEWNS); /* a plan that failed may have been elsewhere */
-    if (plan.child && error) waitpid(plan.child, NULL, 0); /* told to go; nobody expects news of it */
-    else if (plan.child) remember(s, plan.child);
+    if (plan.child && error) {
+        waitpid(plan.child, NULL, 0); /* told to go; nobody expects news of it */
+        close_slowly(s, plan.child_mounts);
+    } else if (plan.child) {
+        remember(s, plan.child, plan.child_mounts);
+    }
     answer(s, get_u32(request), error, &plan);
     for (size_t i = 0; i < plan.reply_count; i++) close(plan.reply[i]);
     for (int i = 0; i < REGISTERS; i++) close_slowly(s, plan.registers[i]);
@@ -246,6 +248,9 @@ static void end(struct spawner *s) {
     for (size_t i = 0; i < s->count; i++) kill(s->sandboxes[i].pid, SIGKILL);
     kill(s->reaper_pid, SIGKILL);
     while (waitpid(-1, NULL, 0) > 0 || errno == EINTR) {}
+    /* Where we live in one of the groups to remove, the node has said by which file to leave. */
+    int home = s->kept[HOME_GROUP];
+    if (home > 0 && write_all(home, "0", 1)) { /* ours stays then, for the next node to remove */ }
     for (size_t i = 0; i < s->cleanup_count; i++) remove_directories(s->cleanup_parent[i], s->cleanup_name[i]);
 }
 
@@ -283,6 +288,12 @@ static void reset_signals(void) {
 }
 
 static _Alignas(4096) struct spawner s;
+
+int spawner_mounts(pid_t pid) {
+    for (size_t i = 0; i < s.count; i++)
+        if (s.sandboxes[i].pid == pid) return s.sandboxes[i].mounts;
+    return -1;
+}
 
 void spawner_forget(void) {
     madvise(request, sizeof request, MADV_DONTNEED);

@@ -1,9 +1,11 @@
 /* The bytes of commands: their output to the node within the credit it granted, its input to them. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -21,19 +23,67 @@ void watch(int operation, int fd, uint32_t events, struct source *source) {
 /* Embedded: a sandbox ends with its node. Everything in this PID namespace dies with us. */
 _Noreturn void node_is_gone(void) { _exit(0); }
 
+static void close_conduit(void) {
+    if (self.conduit.out < 0) return;
+    close(self.conduit.out);
+    close(self.conduit.in);
+    self.conduit = (struct conduit){-1, -1, 0, 0};
+}
+
+static bool output_waits(void) { return buffer_length(&self.output) || self.conduit.waiting; }
+
+static ssize_t flush_buffer(void) {
+    struct conduit *c = &self.conduit;
+    size_t length = c->waiting ? c->before : buffer_length(&self.output);
+    ssize_t done = send(self.in.channel, self.output.data + self.output.start, length, MSG_NOSIGNAL);
+    if (done <= 0) return done;
+    if (c->waiting) c->before -= (size_t)done;
+    buffer_consume(&self.output, (size_t)done);
+    return done;
+}
+
+/* Pages that can't be moved are copied after all, ahead of the frames that were made since. The sandbox chose the pages:
+ * what of them can't even be read becomes zeros, for the header has promised so many bytes. */
+static ssize_t take_back(void) {
+    struct conduit *c = &self.conduit;
+    size_t rest = buffer_length(&self.output);
+    buffer_reserve(&self.output, c->waiting);
+    uint8_t *at = self.output.data + self.output.start;
+    memmove(at + c->waiting, at, rest);
+    memset(at, 0, c->waiting);
+    for (size_t have = 0; have < c->waiting;) {
+        ssize_t got = read(c->out, at + have, c->waiting - have);
+        if (got <= 0) break;
+        have += (size_t)got;
+    }
+    self.output.end += c->waiting;
+    close_conduit();
+    return 1;
+}
+
+static ssize_t flush_conduit(void) {
+    struct conduit *c = &self.conduit;
+    ssize_t done = splice(c->out, NULL, self.in.channel, NULL, c->waiting, SPLICE_F_NONBLOCK | SPLICE_F_MOVE);
+    if (done > 0) c->waiting -= (size_t)done;
+    if (done < 0 && errno != EAGAIN && errno != EINTR && errno != EPIPE && errno != ECONNRESET) return take_back();
+    return done;
+}
+
 void flush_output(void) {
-    while (buffer_length(&self.output)) {
-        ssize_t done = send(self.in.channel, self.output.data + self.output.start, buffer_length(&self.output), MSG_NOSIGNAL);
+    while (output_waits()) {
+        ssize_t done = self.conduit.waiting && !self.conduit.before ? flush_conduit() : flush_buffer();
         if (done < 0 && errno == EINTR) continue;
         if (done < 0 && errno != EAGAIN) node_is_gone();
-        if (done < 0) break;
-        buffer_consume(&self.output, (size_t)done);
+        if (done <= 0) break;
     }
-    bool wanted = buffer_length(&self.output) > 0;
+    bool wanted = output_waits();
     if (wanted == self.channel_writable_watched) return;
     self.channel_writable_watched = wanted;
     watch(EPOLL_CTL_MOD, self.in.channel, EPOLLIN | (wanted ? EPOLLOUT : 0u), &self.channel_source);
 }
+
+/* More of it may be made of what commands write. */
+static bool has_room(void) { return buffer_length(&self.output) <= BACKLOG_MAX && !self.conduit.waiting; }
 
 static void seal_frame(uint8_t *at, enum frame_kind kind, int stream, uint32_t id, size_t length) {
     struct frame f = {(uint32_t)length, (uint8_t)kind, (uint8_t)stream, id, self.sent++};
@@ -69,7 +119,7 @@ static void close_stream(struct stream *s) {
     s->fd = -1;
 }
 
-static bool drained(const struct stream *s) { return s->fd < 0 || s->remaining == 0; }
+bool drained(const struct stream *s) { return s->fd < 0 || s->remaining == 0; }
 
 void close_input(struct command *c) {
     if (c->child.in < 0) return;
@@ -81,12 +131,22 @@ void close_input(struct command *c) {
     c->pending = (struct buffer){0};
 }
 
+void mark_written(struct command *c) {
+    for (int i = 0; i < 2; i++) {
+        int waiting = 0;
+        if (c->out[i].fd >= 0 && ioctl(c->out[i].fd, FIONREAD, &waiting)) waiting = 0;
+        c->out[i].remaining = waiting;
+    }
+}
+
 static void forget(struct command *c) {
     struct command **at = &self.commands;
     while (*at != c) at = &(*at)->next;
     *at = c->next;
     self.count--;
+    if (!self.count && !self.conduit.waiting) close_conduit();
     if (c->told) self.lingering--;
+    close_reports(c);
     free(c->pending.data);
     free(c);
 }
@@ -105,12 +165,13 @@ void limit_lingering(void) {
 }
 
 static void send_exit(const struct command *c) {
-    uint8_t payload[32];
+    uint8_t payload[36];
     put_u32(payload, (uint32_t)c->status);
-    put_u32(payload + 4, oom_kills(&self.in) - c->oom_before);
+    put_u32(payload + 4, c->oom_kills);
     put_u64(payload + 8, c->duration);
     put_u64(payload + 16, c->cpu);
     put_u64(payload + 24, (uint64_t)c->usage.ru_maxrss * 1024);
+    put_u32(payload + 32, c->refused_processes);
     send_frame(FRAME_EXIT, c->id, payload, sizeof payload);
 }
 
@@ -123,6 +184,7 @@ static void mark_told(struct command *c) {
 /* Tells the node once the command is dead and what it had written is on its way. Background children may hold the pipes
  * for ever; they are read on and thrown away, so that writing does not kill them. */
 void conclude(struct command *c) {
+    if (c->report_length && drained(&c->out[0]) && drained(&c->out[1])) tell_report(c);
     if (!c->ended) return;
     if (!c->told && c->refused) {
         for (int i = 0; i < 2; i++) close_stream(&c->out[i]);
@@ -142,8 +204,43 @@ static void discard(struct stream *s) {
     if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) close_stream(s);
 }
 
+/* A pipe of its own, since from the command's own pipe others could take bytes that a header has promised. */
+static bool open_conduit(void) {
+    struct conduit *c = &self.conduit;
+    int ends[2];
+    if (c->out >= 0) return true;
+    if (pipe2(ends, O_CLOEXEC | O_NONBLOCK)) return false;
+    *c = (struct conduit){.out = ends[0], .in = ends[1]};
+    fcntl(c->in, F_SETPIPE_SZ, MOVED_MAX); /* if it may not be so large, less is moved at a time */
+    return true;
+}
+
+/* As read(2) into a frame that is sealed. */
+static ssize_t move_output(struct stream *s, size_t most) {
+    ssize_t got = splice(s->fd, NULL, self.conduit.in, NULL, most, SPLICE_F_NONBLOCK | SPLICE_F_MOVE);
+    if (got <= 0) return got;
+    struct frame f = {(uint32_t)got, FRAME_OUTPUT, (uint8_t)s->source.stream, s->source.command->id, self.sent++};
+    frame_encode(&f, buffer_reserve(&self.output, FRAME_HEADER));
+    self.output.end += FRAME_HEADER;
+    self.conduit.before = buffer_length(&self.output);
+    self.conduit.waiting = (size_t)got;
+    return got;
+}
+
+static ssize_t copy_output(struct stream *s, size_t most) {
+    if (most > FRAME_DATA_MAX) most = FRAME_DATA_MAX;
+    uint8_t *at = buffer_reserve(&self.output, FRAME_HEADER + most);
+    ssize_t got = read(s->fd, at + FRAME_HEADER, most);
+    if (got > 0) seal_frame(at, FRAME_OUTPUT, s->source.stream, s->source.command->id, (size_t)got);
+    if (got >= BUSY && !s->busy) {
+        s->busy = true;
+        fcntl(s->fd, F_SETPIPE_SZ, MOVED_MAX);
+    }
+    return got;
+}
+
 static size_t readable(const struct stream *s) {
-    size_t most = FRAME_DATA_MAX;
+    size_t most = MOVED_MAX;
     if (s->credit < most) most = s->credit;
     if (s->remaining >= 0 && (uint64_t)s->remaining < most) most = (size_t)s->remaining;
     return most;
@@ -157,15 +254,13 @@ void pump(struct stream *s) {
         return;
     }
     size_t most = readable(s);
-    if (!most || buffer_length(&self.output) > BACKLOG_MAX) {
+    if (!most || !has_room()) {
         self.stalled |= most > 0;
         watch_stream(s, false);
         return;
     }
-    uint8_t *at = buffer_reserve(&self.output, FRAME_HEADER + most);
-    ssize_t got = read(s->fd, at + FRAME_HEADER, most);
+    ssize_t got = s->busy && open_conduit() ? move_output(s, most) : copy_output(s, most);
     if (got > 0) {
-        seal_frame(at, FRAME_OUTPUT, s->source.stream, c->id, (size_t)got);
         s->credit -= (uint32_t)got;
         if (s->remaining > 0) s->remaining -= got;
     } else if (got == 0 || (errno != EAGAIN && errno != EINTR)) {
@@ -175,24 +270,25 @@ void pump(struct stream *s) {
     }
 }
 
-/* Reads what is left of a command that has ended, as far as the node has room for it. */
+/* Reads what is left of a command that has ended or reported, as far as the node has room for it. */
 void drain(struct command *c) {
     for (int i = 0; i < 2; i++) {
         struct stream *s = &c->out[i];
-        while (!c->told && !drained(s) && s->credit && buffer_length(&self.output) <= BACKLOG_MAX) pump(s);
+        while (!c->told && !drained(s) && s->credit && has_room()) pump(s);
+        self.stalled |= !drained(s) && !has_room();
     }
     conclude(c);
 }
 
 /* Streams that waited for room in the channel may go on. */
 void resume_streams(void) {
-    if (!self.stalled || buffer_length(&self.output) > BACKLOG_MAX / 2) return;
+    if (!self.stalled || self.conduit.waiting || buffer_length(&self.output) > BACKLOG_MAX / 2) return;
     self.stalled = false;
     for (struct command *c = self.commands, *next; c; c = next) {
         next = c->next;
         for (int i = 0; i < 2; i++) watch_stream(&c->out[i], c->out[i].credit > 0 || c->told);
         /* What was in the pipe may be gone by now, and then nothing would ever wake us for it. */
-        if (c->ended && !c->told) drain(c);
+        if ((c->ended && !c->told) || c->report_length) drain(c);
     }
 }
 

@@ -1,6 +1,8 @@
-"""Writes src/shoal/sdk/sync.py from sandbox.py: the blocking SDK is the async one with its awaits taken out.
+"""Writes src/shoal/sdk/sync*.py from sandbox.py, commands.py and shells.py.
 
-`--check` fails if the file is not what would be written.
+The blocking SDK is the async one with its awaits taken out.
+
+`--check` fails if a file is not what would be written.
 """
 
 from __future__ import annotations
@@ -11,11 +13,13 @@ import sys
 from pathlib import Path
 
 SDK = Path(__file__).resolve().parent.parent / "src" / "shoal" / "sdk"
+FILES = {"sandbox.py": "sync.py", "commands.py": "sync_commands.py", "shells.py": "sync_shells.py"}
 RULES = (
     (
         r'^""".*?"""',
-        '"""The blocking SDK. Generated from sandbox.py by scripts/generate_sync.py; do not edit."""',
+        '"""The blocking SDK. Generated from {source} by scripts/generate_sync.py; do not edit."""',
     ),
+    (r"\bfrom shoal\.sdk\.(commands|shells) import", r"from shoal.sdk.sync_\1 import"),
     (r"\basync def __aiter__", "def __iter__"),
     (r"\basync def ", "def "),
     (r"\basync for ", "for "),
@@ -25,30 +29,34 @@ RULES = (
     (r"\bacall\b", "call"),
     (r"\b__aenter__\b", "__enter__"),
     (r"\b__aexit__\b", "__exit__"),
+    (r"\bapieces_of\b", "pieces_of"),
     (r"\bAsyncIterator\b", "Iterator"),
-    (r"\bAsync(Sandbox|Commands|Command|Files)\b", r"\1"),
+    (r"\bAsync(Sandbox|Commands|Command|Content|Files|Shell|Ptys|Pty|Watch)\b", r"\1"),
 )
 
 
-def generate() -> str:
-    text = (SDK / "sandbox.py").read_text()
+def generate(source: str, target: str) -> str:
+    text = (SDK / source).read_text()
     for pattern, replacement in RULES:
-        text = re.sub(pattern, replacement, text, flags=re.DOTALL if pattern.startswith("^") else 0)
+        flags = re.DOTALL if pattern.startswith("^") else 0
+        text = re.sub(pattern, replacement.replace("{source}", source), text, flags=flags)
     for command in (["check", "--select", "I", "--fix", "-q"], ["format", "-q"]):
-        ruff = [sys.executable, "-m", "ruff", *command, "--stdin-filename", str(SDK / "sync.py"), "-"]
+        ruff = [sys.executable, "-m", "ruff", *command, "--stdin-filename", str(SDK / target), "-"]
         text = subprocess.run(ruff, input=text, text=True, check=True, capture_output=True).stdout
     return text
 
 
 def main() -> int:
-    target = SDK / "sync.py"
-    text = generate()
-    if "--check" not in sys.argv:
-        target.write_text(text)
-    elif target.read_text() != text:
-        print("src/shoal/sdk/sync.py is not what sandbox.py gives: run `make sync`", file=sys.stderr)
-        return 1
-    return 0
+    stale = []
+    for source, target in FILES.items():
+        text = generate(source, target)
+        if "--check" not in sys.argv:
+            (SDK / target).write_text(text)
+        elif not (SDK / target).exists() or (SDK / target).read_text() != text:
+            stale.append(target)
+    if stale:
+        print(f"src/shoal/sdk/: {', '.join(stale)} not as generated: run `make sync`", file=sys.stderr)
+    return 1 if stale else 0
 
 
 if __name__ == "__main__":

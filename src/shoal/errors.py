@@ -9,6 +9,8 @@
     ├── SandboxGone             the sandbox has ended; `reason` says why
     ├── CommandFailed           `check=True` and the command did not exit with 0; carries `result`
     ├── LimitExceeded           what a sandbox holds goes past what the caller is ready to take; `limit` names it
+    ├── OutputLost              output asked for too late is not kept any more; `available` says where it goes on
+    ├── SessionClosed           the shell of a session has ended; `reason` says how
     ├── Interrupted             a process or a limit of the sandbox ended or stopped an operation in it
     ├── Unsupported             this tier, kernel or version can't do it; the message names the way out
     ├── BuildFailed             an environment or image could not be built; carries the whole `log`
@@ -74,7 +76,8 @@ class CapacityError(ShoalError):
 
 
 class SandboxGone(ShoalError):
-    """The sandbox has ended. `reason`: "killed", "lease_expired", "lost", "init_died" or "node_closed"."""
+    """The sandbox has ended. `reason`: "killed", "lease_expired", "lost", "init_died", "audit_lost" or
+    "node_closed"."""
 
     code = "sandbox_gone"
 
@@ -104,6 +107,27 @@ class LimitExceeded(ShoalError):
     def __init__(self, what: str, limit: int) -> None:
         super().__init__(f"{what}: more than {limit}")
         self.limit = limit
+
+
+class OutputLost(ShoalError):
+    """The output at `offset` is not kept any more; what is starts at `available`."""
+
+    code = "output_lost"
+
+    def __init__(self, offset: int, available: int) -> None:
+        super().__init__(f"output from {offset} on was asked for too late: kept is what starts at {available}")
+        self.offset = offset
+        self.available = available
+
+
+class SessionClosed(ShoalError):
+    """The shell of a session has ended: by itself (`exit`), by a signal, or because it stopped to answer."""
+
+    code = "session_closed"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the session's shell has ended: {reason}; `box.shell()` starts another")
+        self.reason = reason
 
 
 class Interrupted(ShoalError):
@@ -143,6 +167,7 @@ class SetupFailed(PlatformError):
         super().__init__(f"{step}: {os.strerror(errno)}" + (f" ({detail})" if detail else ""))
         self.step = step
         self.errno = errno
+        self.detail = detail
 
 
 class DigestMismatch(PlatformError):

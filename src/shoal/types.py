@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Struct, field
@@ -55,7 +56,11 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cpu_class: Literal["best-effort", "latency"] = "best-effort"
     """On a busy machine "latency" gets ten times the share of processor time."""
     upper: Literal["auto", "memory", "disk"] = "auto"
-    """Where what is written lives. "auto" is memory: `disk` bytes, or half of the machine's memory if that is less."""
+    """Where what is written lives. "auto" is memory: `disk` bytes, or half of the machine's memory if that is less; and
+    a file on disk for a `disk` above all of the machine's memory, where the node is root and has loop devices. `info()`
+    tells which, and the bytes given."""
+    output: int = 16 * GiB
+    """Bytes that one command may write to stdout and stderr together, kept or not; then it is ended."""
 
     @property
     def inode_limit(self) -> int:
@@ -76,6 +81,23 @@ class NetworkPolicy(Struct, frozen=True, forbid_unknown_fields=True):
 
     allow: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
+
+
+class AccessPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What of its own files and programs a sandbox may use. Paths are absolute and plain: `*` is a star.
+
+    A path stands for all below it. Of `read_only` and `writable` the longer path decides; `hidden` beats both."""
+
+    read_only: Sequence[str] = ()
+    """May be read but not changed."""
+    hidden: Sequence[str] = ()
+    """May not be opened, listed, executed or looked into."""
+    writable: Sequence[str] | None = None
+    """If given, everything else is read-only; an empty list makes everything so. None: all but `read_only`."""
+    programs: Sequence[str] | None = None
+    """If given, only these files, and those below these folders, may be executed, and nobody may change them."""
+    sealed: Sequence[str] = ()
+    """Paths for graders only. Comes with a later version: Unsupported if it is not empty."""
 
 
 class Layer(Struct, frozen=True):
@@ -148,6 +170,32 @@ class Result(Struct, kw_only=True):
         return self.exit_code == 0
 
 
+class CommandInfo(Struct, frozen=True):
+    """A background command of a sandbox, running or ended not long ago."""
+
+    id: int
+    pid: int
+    """Inside the sandbox."""
+    cmd: tuple[str, ...]
+    """As it was given: one text for a shell, or the program and its arguments; cut after 1,000 characters in all."""
+    started: float
+    """Seconds since the epoch."""
+    running: bool
+    written: int
+    """Bytes of output so far, of both streams together."""
+    available: int
+    """From which of these on they can still be read."""
+
+
+class Unclaimed(Struct, frozen=True):
+    """What background jobs of a session wrote while none of its commands ran. Head and tail are kept of each stream."""
+
+    stdout_bytes: bytes = b""
+    stderr_bytes: bytes = b""
+    stdout_total: int = 0
+    stderr_total: int = 0
+
+
 class FileInfo(Struct, frozen=True):
     """One entry of a directory in a sandbox. Names that are not UTF-8 use surrogate escapes, as in `os.fsdecode`."""
 
@@ -174,6 +222,28 @@ class Change(Struct, frozen=True, order=True):
     """Bytes now; 0 for what was removed and for directories."""
 
 
+EventKind = Literal["created", "modified", "closed", "removed", "renamed", "attributes", "overflow"]
+
+
+class FileEvent(Struct, frozen=True):
+    """One thing that happened to a file that is watched."""
+
+    kind: EventKind
+    """"closed": after writing. "overflow": events were lost; look for yourself what is there now."""
+    path: str
+    """Below the path that was given to `watch`, and beginning with it."""
+    old: str | None = None
+    """Where what was renamed had been."""
+    directory: bool = False
+
+
+class Mark(Struct, frozen=True):
+    """A moment in the life of a sandbox, for `changes` and `diff` since then. The node keeps the last four."""
+
+    sandbox: str
+    id: int
+
+
 class SandboxInfo(Struct, frozen=True):
     """What is known of a sandbox without asking it."""
 
@@ -192,3 +262,35 @@ class SandboxInfo(Struct, frozen=True):
     """Why it is gone."""
     unenforced: tuple[str, ...] = ()
     """Limits of the profile that this machine or privilege can't enforce."""
+    capabilities: tuple[str, ...] = ()
+    """What this sandbox can do beyond what every one can."""
+
+
+class Audit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is written down of what a sandbox does. Nothing that is left out costs anything."""
+
+    syscalls: tuple[str, ...] = ()
+    """Names of system calls ("connect", "execve", "mount"). Each then takes some 20 us more. Up to 1,000 a second are
+    written down, with a burst of 2,000; of the rest only the number is known."""
+    files: bool = False
+    """Every file that is opened or executed. For root only."""
+    records: int = 10_000
+    """How many are kept; the oldest go first."""
+
+
+class AuditRecord(Struct, frozen=True):
+    """One thing that a sandbox did or tried."""
+
+    time: float
+    """Seconds since the epoch; a later record has a later one."""
+    kind: str
+    """The system call; "file" for one that was opened; "denied" for a command that was not let start; or "dropped":
+    records that are missing here, `detail` says how many."""
+    pid: int
+    """Of the thread, as the sandbox counts; 0 where it is not known."""
+    program: str
+    """The file that it runs, as its mount namespace names it; for "file" the name of the process."""
+    detail: str
+    """Path, address or arguments. A hint: what a pointer led to may have been changed before the kernel used it."""
+    allowed: bool
+    """False for a call that no sandbox may make. True: it went on, and may have failed for reasons of its own."""

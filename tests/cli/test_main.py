@@ -75,6 +75,8 @@ ERRORS = [
     (errors.BuildFailed("x", "log"), 4),
     (errors.LimitExceeded("file", 1), 4),
     (errors.Interrupted("x"), 4),
+    (errors.OutputLost(0, 1), 4),
+    (errors.SessionClosed("x"), 4),
     (errors.CommandFailed(Result(exit_code=1)), 4),
 ]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import random
 import resource
 import time
 from pathlib import Path
@@ -10,9 +12,7 @@ from pathlib import Path
 import pytest
 
 import shoal
-from shoal.types import MiB, Profile
-
-TIGHT = Profile(cpu=2, memory=64 * MiB, disk=32 * MiB, processes=128)
+from shoal.types import MiB
 
 
 def _resident() -> int:
@@ -41,14 +41,19 @@ def test_t01_much_output(box: shoal.Sandbox, to: str) -> None:
     assert total == 200_000_000 + len("first\nlast\n")
     assert _resident() - before < 64 * MiB
     assert result.duration < 30
+    assert box.commands.run(["echo", "next"]).stdout == "next\n"
 
 
-def test_t02_bytes_that_are_no_text(box: shoal.Sandbox) -> None:
-    result = box.commands.run(r"printf 'a\377\376b'")
+@pytest.mark.parametrize("to", ["", ">&2"])
+def test_t02_bytes_that_are_no_text(box: shoal.Sandbox, to: str) -> None:
+    """They come as they are, as text with U+FFFD, and with nothing appended where no newline ends them."""
+    result = box.commands.run(rf"printf 'a\377\376b' {to}")
+    raw, text = (result.stderr_bytes, result.stderr) if to else (result.stdout_bytes, result.stdout)
     assert result.exit_code == 0
-    assert result.stdout_bytes == b"a\xff\xfeb"
-    assert result.stdout == "a��b"
+    assert raw == b"a\xff\xfeb"
+    assert text == "a\ufffd\ufffdb"
     assert not result.truncated
+    assert (result.stdout_total, result.stderr_total) == ((0, 4) if to else (4, 0))
 
 
 SPLIT = r"""
@@ -74,14 +79,17 @@ def test_t03_split_characters_of_a_background_command(box: shoal.Sandbox) -> Non
 
 
 def test_t04_background_child_keeps_the_pipes(box: shoal.Sandbox) -> None:
+    """The command's end is told at once, the child lives on, and what it writes later belongs to nobody."""
     start = time.monotonic()
-    result = box.commands.run("sleep 30 & echo ok")
+    result = box.commands.run("(sleep 30.0417; echo late) & echo ok")
     assert time.monotonic() - start < 2
     assert (result.exit_code, result.stdout) == (0, "ok\n")
-    assert _count(box, "sleep") == 1
+    found = box.commands.run("until pgrep -f '^sleep 30.0417'; do sleep 0.02; done", timeout=10)
+    assert len(found.stdout.split()) == 1
+    assert box.commands.run(["pkill", "-f", "^sleep 30.0417"]).exit_code == 0
+    assert box.commands.run("sleep 0.2; echo next").stdout == "next\n"
 
 
-@pytest.mark.root
 @pytest.mark.parametrize(
     "command",
     [
@@ -131,6 +139,19 @@ def test_t07_no_stdin(box: shoal.Sandbox, command: str, code: int, out: str, err
     result = box.commands.run(command, timeout=2)
     assert (result.exit_code, result.stdout) == (code, out)
     assert err in result.stderr
+    assert result.limit is None
+
+
+def test_t07_stdin_is_fed_and_closed(box: shoal.Sandbox) -> None:
+    """As a whole, in pieces while the command runs, more than any pipe holds, and to one that does not read it."""
+    assert box.commands.run("cat", stdin=b"a\xffb").stdout_bytes == b"a\xffb"
+    assert box.commands.run("cat | wc -c", stdin=b"x" * 3_000_000, timeout=30).stdout.strip() == "3000000"
+    assert box.commands.run("exec <&-; echo deaf", stdin=b"x" * 3_000_000, timeout=30).stdout == "deaf\n"
+    command = box.commands.run("read a; echo got $a; cat", background=True, timeout=30)
+    command.send_stdin("one\n")
+    command.send_stdin("two")
+    command.close_stdin()
+    assert command.wait().stdout == "got one\ntwo"
 
 
 @pytest.mark.parametrize(
@@ -142,9 +163,8 @@ def test_t07_no_stdin(box: shoal.Sandbox, command: str, code: int, out: str, err
         ("echo x \\", 0, "x\n"),
         ("sleep 0 &", 0, ""),
         ('[[ "a b" =~ ^a\\ b$ ]] && echo ${UNSET:-"q r"} $((1<<3))', 0, "q r 8\n"),
-        ("set -euo pipefail; echo hi; false; echo never", 1, "hi\n"),
     ],
-    ids=["heredoc", "comment", "open quote", "backslash", "background", "bash", "strict"],
+    ids=["heredoc", "comment", "open quote", "backslash", "background", "bash"],
 )
 def test_t08_awkward_shell_text(box: shoal.Sandbox, command: str, code: int, out: str) -> None:
     result = box.commands.run(command, timeout=5)
@@ -152,6 +172,31 @@ def test_t08_awkward_shell_text(box: shoal.Sandbox, command: str, code: int, out
     assert result.exit_code in ((code,) if code != 2 else (1, 2))
     if code == 2:
         assert "unexpected EOF" in result.stderr
+
+
+def test_t09_strict_mode_ends_only_its_own_command(box: shoal.Sandbox) -> None:
+    result = box.commands.run("set -euo pipefail; echo hi; false; echo never", timeout=5)
+    assert (result.exit_code, result.stdout) == (1, "hi\n")
+    assert box.commands.run("false; echo ${UNSET}back", timeout=5).stdout == "back\n"
+
+
+def test_t10_a_command_may_print_anything(box: shoal.Sandbox) -> None:
+    """Its end is not looked for in what it writes (B007)."""
+    text = "".join(chr(number) for number in range(1, 128)) + "\nexit 0\n__END__ 0"
+    box.files.write("text", text)
+    result = box.commands.run("cat text; exit 5")
+    assert (result.exit_code, result.stdout) == (5, text)
+    assert box.commands.run("echo next").stdout == "next\n"
+
+
+def test_several_at_once(box: shoal.Sandbox) -> None:
+    """Each has its own streams, input and end."""
+    commands = [box.commands.run(f"read x; echo {n} $x; exit {n}", background=True) for n in range(8)]
+    for number, command in reversed(list(enumerate(commands))):
+        command.send_stdin(f"to {number}\n")
+    for number, command in enumerate(commands):
+        result = command.wait()
+        assert (result.exit_code, result.stdout) == (number, f"{number} to {number}\n")
 
 
 @pytest.mark.parametrize("runs", [60, pytest.param(500, marks=pytest.mark.slow)])
@@ -168,45 +213,6 @@ def test_t11_orphans_are_reaped(box: shoal.Sandbox, runs: int) -> None:
 
 
 @pytest.mark.root
-def test_t13_blame_for_running_out_of_memory() -> None:
-    with shoal.Sandbox.create(profile=TIGHT) as box:
-        hungry = box.commands.run(
-            ["python3", "-c", "x = bytearray(1 << 30); x[::4096] = b'x' * len(x[::4096])"], timeout=60
-        )
-        assert (hungry.signal, hungry.limit, hungry.verdict) == (9, "memory", "policy_oom")
-        assert hungry.oom_kills >= 1
-        itself = box.commands.run("kill -9 $$")
-        assert (itself.signal, itself.limit, itself.oom_kills, itself.verdict) == (9, None, 0, "ok")
-        child = box.commands.run(
-            "python3 -c 'x = bytearray(1 << 30); x[::4096] = b\"x\" * len(x[::4096])'; exit 0", timeout=60
-        )
-        assert (child.exit_code, child.signal) == (0, None)
-        assert child.oom_kills >= 1
-        code = box.commands.run("exit 137")
-        assert (code.exit_code, code.signal, code.limit, code.oom_kills) == (137, None, None, 0)
-
-
-def test_t14_fork_bomb_and_neighbour() -> None:
-    with shoal.Sandbox.create(profile=TIGHT) as bomber, shoal.Sandbox.create(profile=TIGHT) as neighbour:
-        start = time.monotonic()
-        bomb = bomber.commands.run(":(){ :|:& };:; sleep 60", background=True, timeout=5)
-        waits = []
-        for _ in range(15):
-            begun = time.monotonic()
-            assert neighbour.commands.run(["true"]).exit_code == 0
-            waits.append(time.monotonic() - begun)
-            time.sleep(0.2)
-        bomb.wait()
-        assert time.monotonic() - start < 10
-        assert max(waits) < 2
-        begun = time.monotonic()
-        bomber.kill()
-        assert time.monotonic() - begun < 4
-        with pytest.raises(shoal.SandboxGone):
-            bomber.commands.run("true")
-
-
-@pytest.mark.root
 def test_t19_environment() -> None:
     with shoal.Sandbox.create(env={"A": "1", "PATH": "/opt/x/bin:/usr/bin:/bin"}) as box:
         box.files.write("/opt/x/bin/tool", "#!/bin/sh\necho tool $A\n", mode=0o755)
@@ -216,10 +222,14 @@ def test_t19_environment() -> None:
         assert box.commands.run("tool", env={"A": "2"}).stdout == "tool 2\n"
         assert box.commands.run("tool").stdout == "tool 1\n"
         assert box.commands.run("echo $HOME $USER").stdout == "/root root\n"
+
+
+def test_t19_environment_of_another_user() -> None:
+    with shoal.Sandbox.create(env={"A": "1"}) as box:
         assert box.commands.run("echo $HOME $USER $A", user="user").stdout == "/home/user user 1\n"
 
 
-@pytest.mark.parametrize("cycles", [8, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cycles", [20, pytest.param(200, marks=pytest.mark.slow)])
 def test_t12_a_stubborn_sandbox_leaves_nothing(cycles: int) -> None:
     stubborn = """
     (trap '' TERM INT HUP; while :; do sleep 1; done) &
@@ -268,3 +278,66 @@ def test_b007_a_command_may_print_anything(box: shoal.Sandbox) -> None:
     result = box.commands.run("cat /tmp/text; exit 5")
     assert (result.exit_code, result.stdout) == (5, text)
     assert box.commands.run("echo next").stdout == "next\n"
+
+
+_LETTERS = """python3 -c '
+import os, random
+data = random.Random({seed}).randbytes(1 << 20).hex().encode() * 10
+view = memoryview(data)
+while view:
+    view = view[os.write({stream}, view[:{piece}]):]
+' """
+
+
+@pytest.mark.parametrize("piece", [1000, 65_536, 1 << 20])
+def test_much_output_on_both_streams_comes_whole_and_in_order(box: shoal.Sandbox, piece: int) -> None:
+    """20 MiB on each at once: what is moved and what is copied must not overtake each other."""
+    out, err = hashlib.sha256(), hashlib.sha256()
+    both = f"{_LETTERS.format(seed=1, stream=1, piece=piece)} & {_LETTERS.format(seed=2, stream=2, piece=piece)}; wait"
+    result = box.commands.run(
+        both,
+        timeout=120,
+        on_stdout=lambda text: out.update(text.encode()),
+        on_stderr=lambda text: err.update(text.encode()),
+    )
+    assert result.exit_code == 0
+    for seed, digest in ((1, out), (2, err)):
+        whole = random.Random(seed).randbytes(1 << 20).hex().encode() * 10
+        assert digest.hexdigest() == hashlib.sha256(whole).hexdigest()
+
+
+def test_a_thief_of_output_stops_nothing(box: shoal.Sandbox) -> None:
+    """A command's own pipe can be read by others inside: bytes that they take are gone, and all else goes on."""
+    thief = "for i in 1 2 3 4; do dd if=/proc/self/fd/1 of=/dev/null bs=64k count=200 status=none & done;"
+    result = box.commands.run(f"{thief} head -c 50000000 /dev/zero; kill $(jobs -p); exit 0", timeout=60)
+    assert result.exit_code == 0
+    assert 0 < result.stdout_total <= 50_000_000
+    assert box.commands.run("echo still there").stdout == "still there\n"
+
+
+def test_pages_of_a_file_that_is_truncated_meanwhile(box: shoal.Sandbox) -> None:
+    """Output may be pages of a file, spliced into the pipe and gone from the file before they are read."""
+    code = """
+import os
+size = 8 << 20
+with open("/tmp/pages", "w+b") as file:
+    for turn in range(20):
+        os.pwrite(file.fileno(), b"x" * size, 0)
+        at = 0
+        while at < size:
+            at += os.splice(file.fileno(), 1, size - at, offset_src=at)
+            if at > size // 2:
+                file.truncate(0)
+                break
+"""
+    result = box.commands.run(["python3", "-c", code], timeout=60)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout_total >= 20 * (4 << 20)
+    assert box.commands.run("echo still there").stdout == "still there\n"
+
+
+def test_the_end_of_much_output_is_not_lost(box: shoal.Sandbox) -> None:
+    """What is left in a pipe of 256 KiB when the command has ended."""
+    for size in (200_000, 262_144, 1_048_576, 3_000_001):
+        result = box.commands.run(f"head -c {size} /dev/zero", output_limit="8MiB")
+        assert (len(result.stdout_bytes), result.stdout_total) == (size, size)

@@ -12,7 +12,7 @@ import pytest
 
 import shoal
 from shoal.errors import LimitExceeded
-from shoal.node.changes import find_changes
+from shoal.node.changes import Trees, find_changes
 from shoal.sdk.environments import publish_layer
 
 pytestmark = pytest.mark.root
@@ -176,6 +176,6 @@ def test_many_names_in_one_directory(based: shoal.Sandbox) -> None:
 def test_an_upper_that_is_not_there_is_no_change(tmp_path: Path) -> None:
     descriptor = os.open(tmp_path, os.O_RDONLY)
     try:
-        assert find_changes(descriptor, ["/", "/opt"], [[], []]) == {}
+        assert find_changes(Trees(descriptor, ["/", "/opt"], [[], []])) == {}
     finally:
         os.close(descriptor)

@@ -178,9 +178,19 @@ def test_erofs_from_a_file_depends_on_the_file_system(here: dict[str, Any]) -> N
 
 
 @pytest.mark.root
+def test_root_is_told_from_where_files_go_to_disk(here: dict[str, Any]) -> None:
+    finding = here["by_id"]["storage.uppers"]
+    if not os.access("/dev/loop-control", os.W_OK):
+        assert (finding["status"], "loop devices" in finding["detail"]) == ("absent", True)
+    else:
+        assert finding["status"] == "ok"
+        assert "for a disk above" in finding["detail"]
+
+
+@pytest.mark.root
 def test_root_enforces_limits_where_controllers_are(here: dict[str, Any]) -> None:
     names = set(here["tier"]["namespace"]["unenforced"])
-    for controller, field in (("memory", "memory"), ("cpu", "cpu"), ("pids", "processes")):
+    for controller, field in (("memory", "memory"), ("cpu", "cpu")):
         assert (status(here, f"cgroup.{controller}") == "ok") == (field not in names)
         if cgroups.own(controller) is not None:
             assert status(here, f"cgroup.{controller}") == "ok"
@@ -221,7 +231,8 @@ def test_as_an_ordinary_user(tmp_path: Path) -> None:
     assert status(parsed, "host.privilege") == "warn"
     names = parsed["tier"]["namespace"]["unenforced"]
     assert "root" in parsed["by_id"]["layers.idmap_data"]["fix"]
-    for controller, field in (("memory", "memory"), ("cpu", "cpu"), ("pids", "processes")):
+    assert "processes" not in names  # counted by their user where no controller counts them
+    for controller, field in (("memory", "memory"), ("cpu", "cpu")):
         assert (status(parsed, f"cgroup.{controller}") != "ok") == (field in names)
     assert status(parsed, "layers.erofs") == "warn"
     assert done.returncode == (0 if parsed["tier"]["namespace"]["available"] else 4)

@@ -151,7 +151,7 @@ def test_tier_needs_what_fails_and_names_what_nothing_enforces() -> None:
     assert namespace_tier(fine).unenforced == ()
     less = tuple(found.found("warn" if found.id.startswith("cgroup") else "ok", "x") for found in PROBES)
     assert namespace_tier(less).available
-    assert namespace_tier(less).unenforced == ("cpu", "memory", "processes")
+    assert namespace_tier(less).unenforced == ("cpu", "memory")
     none = tuple(found.found("fail" if found.id == "kernel.overlayfs" else "ok", "x") for found in PROBES)
     assert not namespace_tier(none).available
 

@@ -9,8 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shoal
-from shoal.errors import FileExists, InvalidRequest, NotFound, PermissionDenied, PlatformError, ShoalError
-from shoal.node.files import check_path, file_error, parse_entries
+from shoal.errors import (
+    FileExists,
+    InvalidRequest,
+    LimitExceeded,
+    NotFound,
+    PermissionDenied,
+    PlatformError,
+    ShoalError,
+)
+from shoal.node.files import _Answer, check_path, file_error, parse_entries
 
 HEAD = struct.Struct("<IIIQQI")
 
@@ -22,6 +30,26 @@ def record(
 
 
 # What the operations inside answer
+
+
+def test_an_answer_grows_without_a_gap() -> None:
+    pieces = [bytes([number]) * 700_001 for number in range(30)]
+    answer = _Answer("/f", 100 << 20)
+    for piece in pieces:
+        answer.add(1, piece)
+    assert answer.value() == b"".join(pieces)
+
+
+@pytest.mark.parametrize("sizes", [[11], [5, 6], [10, 1, 1]])
+def test_an_answer_past_its_limit_ends_the_operation_once(sizes: list[int]) -> None:
+    ends: list[int] = []
+    answer = _Answer("/f", 10)
+    answer.on_excess = lambda: ends.append(answer.size)
+    for size in sizes:
+        answer.add(1, bytes(size))
+    assert len(ends) == 1
+    with pytest.raises(LimitExceeded):
+        answer.check()
 
 
 def test_a_record() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import shoal
 from shoal.errors import InvalidRequest, NotFound, PermissionDenied, SandboxGone, Unsupported
-from shoal.node.local import environment
+from shoal.node.images import environment
 from shoal.sdk.environments import publish_layer
 from shoal.types import Image, Layer
 
@@ -87,7 +87,6 @@ def test_a_wrong_argument_is_named(name: str) -> None:
     [
         {"tier": "microvm"},
         {"profile": "gpu_light"},
-        {"access": {}},
         {"volumes": ["x"]},
         {"snapshot": "x"},
         {"priority": 5},

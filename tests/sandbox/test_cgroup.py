@@ -159,6 +159,35 @@ def test_limits_are_where_the_kernel_looks(limited: shoal.Sandbox) -> None:
 
 
 @pytest.mark.root
+def test_swap_is_no_way_around_the_limit_of_memory(limited: shoal.Sandbox) -> None:
+    memory = own_group(limited, "memory")
+    swap = read(memory, "memory.memsw.limit_in_bytes", "../memory.swap.max")
+    assert swap in (read(memory, "memory.limit_in_bytes", "../memory.max"), "0")
+
+
+@pytest.mark.root
+def test_init_is_under_no_limit_that_kills_or_refuses(limited: shoal.Sandbox) -> None:
+    """Neither of memory nor of processes, so no OOM kill can hit it and it can always start one more command."""
+    live = embedded.engine().node._find(limited.id).box
+    init = Path(f"/proc/self/fdinfo/{live._pidfd}").read_text().partition("Pid:")[2].split()[0]  # type: ignore[attr-defined]
+    membership = Path(f"/proc/{init}/cgroup").read_text()
+    found = find_hierarchies(Path("/proc/self/mountinfo").read_text(), membership)
+    for controller in ("memory", "pids"):
+        assert own_group(limited, controller) != found.v1.get(controller, found.unified)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("runs", [60, pytest.param(500, marks=pytest.mark.slow)])
+def test_t11_orphans_are_gone_from_the_count(runs: int) -> None:
+    with shoal.Sandbox.create(profile=shoal.Profile(disk=16 << 20, processes=40)) as box:
+        group = own_group(box, "pids")
+        before = read(group, "pids.current", "../pids.current")
+        for _ in range(runs):
+            assert box.commands.run("(sleep 0.05 &) ; true").exit_code == 0
+        assert not residue.settled(lambda: read(group, "pids.current", "../pids.current") != before)
+
+
+@pytest.mark.root
 def test_inside_only_the_commands_own_groups_can_be_written(limited: shoal.Sandbox) -> None:
     """Init makes a group for each command, as root inside; everything above is the host's."""
     for controller in ("memory", "cpu", "pids"):
@@ -175,7 +204,9 @@ def inhabited(folders: list[Path]) -> list[Path]:
 
 @pytest.mark.root
 def test_of_a_dead_sandbox_the_unified_group_is_removed_and_the_others_are_empty(limited: shoal.Sandbox) -> None:
-    folders = [own_group(limited, controller) for controller in ("memory", "cpu", "pids", "unified")]
+    groups = [own_group(limited, controller) for controller in ("memory", "cpu", "pids", "unified")]
+    # A command's own group goes when it was killed, at the latest with the next command: the one above it stays.
+    folders = [group.parent if group.parent.name == "cmd" else group for group in groups]
     unified = [folder for folder in folders if (folder / "cgroup.kill").exists()]
     assert unified
     assert all(folder.exists() for folder in folders)

@@ -23,7 +23,7 @@ from shoal.sandbox.plan import Plan
 from shoal.sdk.embedded import call, engine
 
 REQUEST = Request(["true"], [], "/")
-EXIT = struct.pack("<iIQQQ", 0, 0, 1, 2, 3)
+EXIT = struct.pack("<iIQQQI", 0, 0, 1, 2, 3, 0)
 
 
 class Peer:
@@ -266,8 +266,8 @@ async def quiet(look: Callable[[], int]) -> int:
 
 def test_a_consumer_that_takes_nothing_holds_one_window(box: shoal.Sandbox) -> None:
     async def use() -> int:
-        command = await started(box, "yes")
-        return await quiet(lambda: sum(len(piece.data) for piece in command._chunks))
+        command = await started(box, "yes", hold=True)
+        return await quiet(lambda: command.retained.end - command.retained.start)
 
     assert 0 < call(use()) <= WINDOW
 
@@ -281,8 +281,8 @@ def test_init_does_not_grow_by_what_nobody_takes(box: shoal.Sandbox) -> None:
 
     async def use() -> None:
         for _ in range(8):
-            command = await started(box, "yes")
-            await quiet(lambda command=command: sum(len(piece.data) for piece in command._chunks))  # type: ignore[misc]
+            command = await started(box, "yes", hold=True)
+            await quiet(lambda command=command: command.retained.end)  # type: ignore[misc]
 
     call(use())
     assert resident() - before < 8 << 20

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from shoal.sandbox.compose import CAPABILITY_MASK, Accounting, Devices, Mount, Parts, compose
+from shoal.sandbox.machine import PROC_FILES
 from shoal.sandbox.plan import HOST_NETWORK, KEPT, NONE, Plan
 from shoal.sandbox.slots import FIRST, IDS
 
@@ -19,6 +20,7 @@ HYBRID = Accounting(
     leaves=((MEMORY, "tasks"), (PIDS, "tasks")),
     commands_group=(UNIFIED, "b0/cmd"),
     oom_events=(MEMORY, "b0/memory.oom_control"),
+    process_events=(PIDS, "b0/pids.events"),
 )
 PARTS = Parts(
     hostname="sandbox",
@@ -119,6 +121,14 @@ def test_mounts_below_the_root_come_after_it_and_proc_after_them() -> None:
     assert targets == ["new", "opt/env", "proc", "sys", "dev/pts", "dev/mqueue", "dev/shm"]
 
 
+def test_files_of_proc_are_covered_before_anybody_could_look() -> None:
+    plan = composed(PARTS)
+    assert arguments(plan, "bind") == [(4, "sys/kernel/limits", "proc", PROC_FILES)]
+    assert before(plan, "attach", "pivot")
+    order = names(plan)
+    assert order.index("clone") < order.index("bind") < order.index("pivot")
+
+
 def test_user_namespaces_are_forbidden_while_init_may_still_write_that() -> None:
     assert (NONE, "/proc/sys/user/max_user_namespaces", "0") in arguments(composed(PARTS), "write")
     assert before(composed(PARTS), "pivot", "write", "capabilities")
@@ -146,7 +156,7 @@ def test_without_root_there_is_one_id_and_devices_are_bound() -> None:
 def test_without_cgroups_nothing_is_joined() -> None:
     plan = composed(ORDINARY)
     assert "join" not in names(plan)
-    ((commands, events, *_, joins),) = arguments(plan, "commands")
-    assert (commands, events, joins) == (NONE, NONE, [])
+    ((commands, events, refusals, *_, joins),) = arguments(plan, "commands")
+    assert (commands, events, refusals, joins) == (NONE, NONE, NONE, [])
     (clone,) = arguments(plan, "clone")
     assert clone[-1] == NONE

@@ -14,7 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import PlatformError
-from shoal.sandbox.frame import HEADER, PAYLOAD_MAX, Decoder, Exit, Frame, Kind, Request, decode_exit, encode
+from shoal.sandbox.frame import (
+    HEADER,
+    PAYLOAD_MAX,
+    PIECE,
+    RECEIVE,
+    Decoder,
+    Exit,
+    Frame,
+    Kind,
+    Request,
+    decode_exit,
+    encode,
+)
 
 INIT = Path(__file__).parents[2] / "init"
 WHOLE, PARTIAL, MALFORMED = range(3)
@@ -58,10 +70,16 @@ def c_decode(c: ctypes.CDLL, data: bytes) -> tuple[list[Frame], int]:
 
 
 def python_decode(pieces: list[bytes]) -> tuple[list[Frame], int]:
-    decoder, frames = Decoder(), []
+    """Whole frames: the parts in which output comes are put together again."""
+    decoder, frames, part = Decoder(), [], b""
     try:
         for piece in pieces:
-            frames.extend(decoder.feed(piece))
+            for frame in decoder.feed(piece):
+                part += frame.payload
+                if frame.kind == Kind.OUTPUT and len(frames) + 1 == decoder.number and decoder.left:
+                    continue
+                frames.append(frame._replace(payload=part))
+                part = b""
     except PlatformError:
         return frames, MALFORMED
     return frames, PARTIAL
@@ -162,7 +180,7 @@ def test_a_missing_frame_is_noticed() -> None:
 
 def test_frame_numbers_wrap() -> None:
     decoder = Decoder()
-    decoder._number = 0xFFFFFFFF
+    decoder.number = 0xFFFFFFFF
     assert len(list(decoder.feed(encode(Kind.READY, 0, number=0xFFFFFFFF) + encode(Kind.READY, 0, number=0)))) == 2
 
 
@@ -170,10 +188,11 @@ def test_frame_numbers_wrap() -> None:
     st.integers(-(1 << 31), (1 << 31) - 1),
     st.integers(0, (1 << 32) - 1),
     *(st.integers(0, (1 << 64) - 1) for _ in range(3)),
+    st.integers(0, (1 << 32) - 1),
 )
-def test_exits(status: int, kills: int, duration: int, cpu: int, memory: int) -> None:
-    payload = struct.pack("<iIQQQ", status, kills, duration, cpu, memory)
-    assert decode_exit(payload) == Exit(status, kills, duration, cpu, memory)
+def test_exits(status: int, kills: int, duration: int, cpu: int, memory: int, refused: int) -> None:
+    payload = struct.pack("<iIQQQI", status, kills, duration, cpu, memory, refused)
+    assert decode_exit(payload) == Exit(status, kills, duration, cpu, memory, refused)
 
 
 # Requests
@@ -282,3 +301,23 @@ def test_a_request_is_laid_out_as_c_reads_it() -> None:
     argv = struct.pack("<I", 3) + text(b"sh") + text(b"-c") + text(b"\xff")
     env = struct.pack("<I", 1) + text(b"A=1")
     assert request.wire(4096) == numbers + text(b"/w") + groups + argv + env
+
+
+def test_output_is_handed_on_as_it_comes_and_the_rest_is_asked_for() -> None:
+    decoder, data = Decoder(), encode(Kind.OUTPUT, 7, bytes(3 * PIECE), 1)
+    start = HEADER.size + 10
+    assert list(decoder.feed(data[:start])) == [Frame(Kind.OUTPUT, 1, 7, bytes(10))]
+    assert decoder.wanted == PIECE
+    (frame,) = decoder.feed(data[start:-5])
+    assert len(frame.payload) == 3 * PIECE - 15
+    assert decoder.wanted == 5
+    assert list(decoder.feed(data[-5:])) == [Frame(Kind.OUTPUT, 1, 7, bytes(5))]
+    assert decoder.wanted == HEADER.size
+    assert [frame.kind for frame in decoder.feed(encode(Kind.EXIT, 7, b"x", 0, 1))] == [Kind.EXIT]
+    assert decoder.wanted == RECEIVE
+
+
+def test_an_output_frame_without_its_payload_is_no_frame_yet() -> None:
+    decoder = Decoder()
+    assert list(decoder.feed(encode(Kind.OUTPUT, 7, b"abc", 1)[: HEADER.size])) == []
+    assert [frame.payload for frame in decoder.feed(b"abc")] == [b"abc"]

@@ -16,7 +16,7 @@ FLAGS = ("-std=gnu11", "-O1", "-g", "-w", "-fsanitize=address,undefined", "-fno-
          "-static-libasan", "-static-libubsan")  # fmt: skip
 
 WORK = """
-import os, sys
+import os, sys, tempfile
 from pathlib import Path
 from shoal import errors
 from shoal.sandbox import spawner
@@ -53,6 +53,23 @@ def commands(box):
     assert handle.wait().signal == 15
     run("exec 3<>/dev/null; kill -STOP 1; kill -KILL 1; echo $$")
 
+def sessions(box):
+    with box.shell() as shell:
+        shell.run("sleep 61 &")
+        for number in range(20):
+            assert shell.run(f"echo {number}; (exit {number})").exit_code == number
+        assert shell.run("head -c 3000000 /dev/zero; head -c 3000000 /dev/zero >&2").stderr_total == 3000000
+        assert shell.run(": " + "x" * 300000).exit_code == 0
+        assert shell.run("echo x; sleep 60", timeout=0.3).stdout == "x\\n"
+        assert shell.run("printf %1000s >&10; jobs -r | wc -l").exit_code is not None
+        refused(ValueError, lambda: shell.run("yes", on_stdout=lambda text: int("no number")))
+        assert shell.run("exit 5").exit_code == 5
+        refused(errors.SessionClosed, lambda: shell.run("true"))
+    pty = box.pty.create("stty raw; head -c 300000 > /dev/null; stty size")
+    pty.resize(90, 30)
+    pty.send("y" * 300000)
+    assert pty.wait().exit_code == 0
+
 def files(box):
     files = box.files
     for size in (0, 1, 65536, 5000000):
@@ -74,10 +91,28 @@ def files(box):
     files.remove("/workspace/many")
     assert box.changes()
 
+def trees(box):
+    script = "mkdir -p t/a/b; cd t; echo x > f; ln f a/h; ln -s f l; mkfifo p; truncate -s 1G hole; echo end >> hole"
+    names = "; touch -d 1969-01-01T00:00:00.5 f; touch $(printf 'n%.0s' $(seq 255)) 'a b'; seq 100000 > a/b/many"
+    with tempfile.TemporaryDirectory() as folder, box.files.watch("/workspace", recursive=True) as watch:
+        box.commands.run(script + names, check=True)
+        for number in range(3):
+            box.files.download("/workspace/t", folder + "/t")
+            box.files.upload(folder + "/t", "/workspace/u", owners=number == 2)
+        box.files.upload(folder + "/t/hole", "/workspace/u/hole")
+        refused(errors.FileExists, lambda: box.files.upload(folder + "/t", "/workspace/t/f"))
+        box.commands.run("mv t v; mv v/a /tmp/a; mv /tmp/a a; rm -r v u a; touch end", check=True)
+        assert any(event.path.endswith("/end") for event in watch)
+        box.files.remove("/workspace")
+        refused(errors.NotFound, lambda: [event for event in watch])
+    box.commands.run(["mkdir", "/workspace"], cwd="/", check=True)
+
 for _ in range(3):
     with shoal.Sandbox.create() as box:
         commands(box)
+        sessions(box)
         files(box)
+        trees(box)
 with shoal.Sandbox.create(network="pypi", user=1000) as box:
     commands(box)
 print("done")

@@ -321,7 +321,7 @@ import shoal
 from shoal.sdk.embedded import engine
 boxes = [shoal.Sandbox.create() for _ in range(4)]
 running = [box.commands.run("sleep 600", background=True) for box in boxes]
-for shard in list(engine().node.tier._shards):
+for shard in list(engine().node.tiers.started["namespace"]._shards):
     os.kill(shard.spawner._pid, signal.SIGKILL)
 for box, command in zip(boxes, running):
     for call in (command.wait, lambda: box.commands.run("true")):

@@ -2,68 +2,14 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pytest
-
-from shoal.sandbox.trees import BASE_FOLDERS, DEVICES, MountPoints, fill_sys
+from shoal.sandbox.trees import BASE_FOLDERS, DEVICES, MountPoints
 
 
 def listing(root: Path) -> set[str]:
     return {str(path.relative_to(root)) for path in root.rglob("*")}
-
-
-@pytest.fixture
-def sys(tmp_path: Path) -> Iterator[Path]:
-    """A copy of this machine's /sys."""
-    root = tmp_path / "sys"
-    root.mkdir()
-    fill(root)
-    return root
-
-
-def fill(root: Path, *source: Path) -> None:
-    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fill_sys(descriptor, *source)
-    finally:
-        os.close(descriptor)
-
-
-def test_sys_has_what_programs_size_themselves_by(sys: Path) -> None:
-    online = "devices/system/cpu/online"
-    assert (sys / online).read_text() == (Path("/sys") / online).read_text()
-    assert (sys / "fs/cgroup").is_dir()
-
-
-def test_sys_tells_nothing_else_of_the_host(sys: Path) -> None:
-    for name in ("class/net", "block", "firmware", "kernel/security", "devices/pci0000:00", "module", "fs/cgroup"):
-        assert not (sys / name).is_dir() or not os.listdir(sys / name), name
-    assert not [path for path in sys.rglob("*") if path.is_symlink()]
-
-
-def test_sys_is_what_its_source_says_now(tmp_path: Path) -> None:
-    source, root = tmp_path / "source", tmp_path / "root"
-    (source / "devices/system/cpu").mkdir(parents=True)
-    (source / "devices/system/cpu/online").write_text("0-63\n")
-    root.mkdir()
-    fill(root, source)
-    assert (root / "devices/system/cpu/online").read_text() == "0-63\n"
-
-
-def test_sys_can_be_read_by_everybody(tmp_path: Path) -> None:
-    root = tmp_path / "sys"
-    root.mkdir()
-    old = os.umask(0o077)
-    try:
-        fill(root)
-    finally:
-        os.umask(old)
-    for path in root.rglob("*"):
-        mode = stat.S_IMODE(path.stat().st_mode)
-        assert mode & 0o555 == 0o555 if path.is_dir() else mode & 0o444 == 0o444, path
 
 
 def test_mount_points(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import shoal
 from shoal import errors
 
-INTERFACE = ("Sandbox", "AsyncSandbox", "Command", "AsyncCommand")
+INTERFACE = ("Sandbox", "AsyncSandbox", "Command", "AsyncCommand", "Shell", "AsyncShell", "Pty", "AsyncPty")
 
 
 def test_all_is_sorted_and_complete() -> None:
@@ -64,7 +64,7 @@ def test_a_name_of_a_later_version_says_so_and_any_other_is_an_attribute_error()
 
 
 def test_later_verbs_say_so(box: shoal.Sandbox) -> None:
-    for owner, name in ((box, "pause"), (box, "fork"), (box.commands, "list"), (box.files, "watch")):
+    for owner, name in ((box, "pause"), (box, "fork"), (box, "run_code")):
         with pytest.raises(shoal.Unsupported, match=name):
             getattr(owner, name)
         with pytest.raises(AttributeError):

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from shoal.sdk import sandbox, sync
+from shoal.sdk import commands, sandbox, shells, sync, sync_commands, sync_shells
 
 GENERATOR = Path(__file__).parents[2] / "scripts" / "generate_sync.py"
+FILES = ((sandbox, sync), (commands, sync_commands), (shells, sync_shells))
 PAIRS = [
-    (name, name.removeprefix("Async")) for name in vars(sandbox) if name.startswith("Async") and name != "AsyncIterator"
+    (value, getattr(blocking, name.removeprefix("Async")))
+    for module, blocking in FILES
+    for name, value in vars(module).items()
+    if name.startswith("Async") and inspect.isclass(value) and value.__module__ == module.__name__
 ]
 
 
@@ -23,7 +28,8 @@ def test_the_file_is_what_the_generator_writes() -> None:
 
 
 def test_every_class_has_its_twin() -> None:
-    assert {blocking for _, blocking in PAIRS} == {"Sandbox", "Commands", "Command", "Files"}
+    names = {"Sandbox", "Commands", "Command", "Files", "Watch", "Shell", "Pty", "Ptys"}
+    assert {blocking.__name__ for _, blocking in PAIRS} == names
 
 
 def signatures(kind: type) -> dict[str, str]:
@@ -32,23 +38,24 @@ def signatures(kind: type) -> dict[str, str]:
     for name, value in inspect.getmembers(kind, lambda value: inspect.isfunction(value) or inspect.ismethod(value)):
         if not name.startswith("_"):
             text = str(inspect.signature(value))
-            found[name] = text.replace("Async", "").replace("sandbox.", "sync.")
+            found[name] = re.sub(r"shoal\.sdk\.\w+\.|Async", "", text)
     return found
 
 
 @pytest.mark.parametrize(("asynchronous", "blocking"), PAIRS)
-def test_both_halves_take_the_same(asynchronous: str, blocking: str) -> None:
-    assert signatures(getattr(sandbox, asynchronous)) == signatures(getattr(sync, blocking))
+def test_both_halves_take_the_same(asynchronous: type, blocking: type) -> None:
+    assert signatures(asynchronous) == signatures(blocking)
 
 
 @pytest.mark.parametrize(("asynchronous", "blocking"), PAIRS)
-def test_one_half_awaits_and_the_other_blocks(asynchronous: str, blocking: str) -> None:
-    for name in signatures(getattr(sandbox, asynchronous)):
-        assert inspect.iscoroutinefunction(inspect.unwrap(getattr(getattr(sandbox, asynchronous), name)))
-        assert not inspect.iscoroutinefunction(inspect.unwrap(getattr(getattr(sync, blocking), name)))
+def test_one_half_awaits_and_the_other_blocks(asynchronous: type, blocking: type) -> None:
+    for name in signatures(asynchronous):
+        assert inspect.iscoroutinefunction(inspect.unwrap(getattr(asynchronous, name)))
+        assert not inspect.iscoroutinefunction(inspect.unwrap(getattr(blocking, name)))
 
 
 def test_nothing_of_asyncio_is_left_in_it() -> None:
-    text = Path(sync.__file__).read_text()
-    for word in ("async ", "await ", "acall", "Async", "__aenter__", "__aiter__"):
-        assert word not in text
+    for _, blocking in FILES:
+        text = Path(str(blocking.__file__)).read_text()
+        for word in ("async ", "await ", "acall", "Async", "__aenter__", "__aiter__"):
+            assert word not in text

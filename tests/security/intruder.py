@@ -16,7 +16,7 @@ import pytest
 
 import shoal
 from shoal.node.local import LocalNode
-from shoal.sandbox.namespace import NamespaceBox
+from shoal.sandbox.box import NamespaceBox
 from shoal.sdk.embedded import engine
 from shoal.types import MiB, Profile
 

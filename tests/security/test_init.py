@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 import shoal
@@ -278,3 +280,140 @@ def test_watches_of_epoll_are_not_all_taken(small: shoal.Sandbox) -> None:
     assert python(small, code) > 1000
     still_works(small)
     assert len(small.commands.run("head -c 300000 /dev/zero", timeout=10).stdout_bytes) == 300_000
+
+
+@pytest.mark.parametrize("number", [9, 19, 20])
+@pytest.mark.parametrize("user", USERS)
+def test_signals_of_the_kernel_do_not_reach_it(small: shoal.Sandbox, user: str, number: int) -> None:
+    """The owner of a descriptor is told of events by the kernel, in whatever process it runs then, host's or none."""
+    source = """
+    #include <fcntl.h>
+    #include <netinet/in.h>
+    #include <stdlib.h>
+    #include <sys/socket.h>
+    #include <termios.h>
+    #include <unistd.h>
+    static void tell(int fd, int signal) {
+        fcntl(fd, F_SETSIG, signal); fcntl(fd, F_SETOWN, 1); fcntl(fd, F_SETFL, O_ASYNC | O_NONBLOCK);
+    }
+    int main(int argc, char **argv) {
+        int number = atoi(argv[1]), master = posix_openpt(O_RDWR | O_NOCTTY), small = 2048, patience = 100;
+        static char bytes[65536];
+        unlockpt(master);
+        int terminal = open(ptsname(master), O_RDWR | O_NOCTTY);
+        tell(terminal, number);
+        struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+        socklen_t size = sizeof at;
+        int listener = socket(AF_INET, SOCK_STREAM, 0);
+        bind(listener, (void *)&at, size); getsockname(listener, (void *)&at, &size); listen(listener, 9);
+        for (int i = 0; i < 20; i++) {
+            int near = socket(AF_INET, SOCK_STREAM, 0);
+            setsockopt(near, SOL_SOCKET, SO_SNDBUF, &small, 4);
+            connect(near, (void *)&at, size);
+            int far = accept(listener, 0, 0);
+            setsockopt(near, 6, 18, &patience, 4);
+            tell(near, number); tell(far, number);
+            while (write(near, bytes, sizeof bytes) > 0) {}
+            write(master, "x\\n", 2);
+            usleep(10000);
+        }
+        sleep(1);
+        return 0;
+    }
+    """
+    small.commands.run([compiled(small, source), str(number)], user=user, check=True, timeout=15)
+    still_works(small)
+
+
+def test_a_child_that_is_held_up_before_its_exec_shows_nothing(small: shoal.Sandbox) -> None:
+    """It still has copies of init's descriptors then; stopped, it can be looked at for as long as one likes."""
+    source = """
+    #include <dirent.h>
+    #include <errno.h>
+    #include <fcntl.h>
+    #include <signal.h>
+    #include <stdio.h>
+    #include <stdlib.h>
+    #include <string.h>
+    #include <sys/ptrace.h>
+    #include <sys/syscall.h>
+    #include <unistd.h>
+    static int look(int pid) {
+        char path[64], name[64] = "";
+        snprintf(path, sizeof path, "/proc/%d/comm", pid);
+        int fd = open(path, O_RDONLY);
+        if (fd < 0 || read(fd, name, 63) < 0) return 0;
+        close(fd);
+        if (strncmp(name, "shoal-init", 10)) return 0;
+        char said[4096] = "";
+        size_t length = 0;
+        const char *places[] = {"fd", "mem", "exe", "root", "environ", "maps", "fd/3", "fd/4"};
+        for (int i = 0; i < 8; i++) {
+            snprintf(path, sizeof path, "/proc/%d/%s", pid, places[i]);
+            if ((fd = open(path, O_RDONLY)) < 0) continue;
+            length += snprintf(said + length, 80, "opened %s\\n", path);
+            close(fd);
+        }
+        int handle = syscall(SYS_pidfd_open, pid, 0);
+        for (int i = 0; i < 16; i++)
+            if (syscall(SYS_pidfd_getfd, handle, i, 0) >= 0)
+                length += snprintf(said + length, 80, "took %d of %d\\n", i, pid);
+        if (!ptrace(PTRACE_SEIZE, pid, 0, 0)) {
+            length += snprintf(said + length, 80, "traced %d\\n", pid);
+            ptrace(PTRACE_DETACH, pid, 0, 0);
+        }
+        close(handle);
+        /* A stop takes a moment: what has become its program since may be looked at. */
+        snprintf(path, sizeof path, "/proc/%d/comm", pid);
+        if ((fd = open(path, O_RDONLY)) < 0 || read(fd, name, 63) < 0) return 0;
+        close(fd);
+        if (strncmp(name, "shoal-init", 10)) return 0;
+        printf("%s", said);
+        return 1;
+    }
+    int main() {
+        int held = 0;
+        signal(SIGALRM, SIG_DFL);
+        for (int turn = 0; turn < 3000; turn++) {
+            kill(-1, SIGSTOP);
+            for (int pid = 2; pid < 60; pid++) held += look(pid);
+            if (turn % 100 == 99) kill(-1, SIGCONT);
+        }
+        kill(-1, SIGCONT);
+        printf("held %d\\n", held);
+        return 0;
+    }
+    """
+    storm = small.commands.run([compiled(small, source)], background=True)
+    for _ in range(20):
+        within(15, lambda: small.commands.run(["/bin/true"], timeout=0.3))
+    text = storm.wait().stdout
+    assert not [line for line in text.splitlines() if not line.startswith("held")], text
+    still_works(small)
+
+
+def test_odd_children_are_reaped(small: shoal.Sandbox) -> None:
+    """Given to init as siblings, or as orphans with another signal at their end, or none."""
+    source = """
+    #include <sched.h>
+    #include <signal.h>
+    #include <sys/syscall.h>
+    #include <unistd.h>
+    int main() {
+        signal(SIGHUP, SIG_IGN); signal(SIGUSR1, SIG_IGN);
+        int signals[] = {0, 17, 1, 10, 64};
+        for (int round = 0; round < 20; round++)
+            for (int i = 0; i < 5; i++)
+                for (int parent = 0; parent < 2; parent++)
+                    if (!syscall(SYS_clone, (parent ? CLONE_PARENT : 0) | signals[i], 0, 0, 0, 0)) {
+                        if (!fork()) { usleep(2000); _exit(3); }
+                        _exit(0);
+                    }
+        return 0;
+    }
+    """
+    small.commands.run([compiled(small, source)], timeout=10)
+    still_works(small)
+    time.sleep(0.5)
+    states = small.commands.run("cat /proc/[0-9]*/stat", check=True).stdout
+    assert ") Z " not in states

@@ -22,8 +22,8 @@ CALLS = {
     "kexec_file_load": 320, "init_module": 175, "finit_module": 313, "delete_module": 176, "reboot": 169,
     "open_by_handle_at": 304, "name_to_handle_at": 303, "syslog": 103, "acct": 163, "swapon": 167, "swapoff":
     168, "settimeofday": 164, "clock_settime": 227, "adjtimex": 159, "clock_adjtime": 305, "iopl": 172,
-    "ioperm": 173, "fanotify_init": 300, "vhangup": 153, "quotactl": 179, "ustat": 136, "sethostname": 170,
-    "setdomainname": 171,
+    "ioperm": 173, "fanotify_init": 300, "vhangup": 153, "quotactl": 179, "sethostname": 170,
+    "setdomainname": 171, "modify_ldt": 154, "fanotify_mark": 301, "quotactl_fd": 443, "open_tree_attr": 467,
 }  # fmt: skip
 KEPT = {0, 1, 3, 4, 5, 6, 7, 8, 10, 18, 31}
 """CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, SYS_CHROOT, SETFCAP."""

@@ -155,12 +155,20 @@ def test_buffers_of_the_loopback_are_bounded(small: shoal.Sandbox, kind: str) ->
     """.replace("KIND", repr(kind))
     handle = small.commands.run(["python3", "-c", _prelude() + textwrap.dedent(code)], background=True, timeout=15)
     deadline = time.monotonic() + 12
-    while not small.files.exists("/tmp/full") and time.monotonic() < deadline:
+    while not _is_full(small) and time.monotonic() < deadline:
         time.sleep(0.05)
     grown = (_socket_pages(kind) - before) * 4096
     handle.kill()
     handle.wait()
     assert grown < SMALL.memory
+
+
+def _is_full(box: shoal.Sandbox) -> bool:
+    """With version 2 the buffers are memory like any other, and whoever looks may be killed for the lack of it."""
+    try:
+        return box.files.exists("/tmp/full")
+    except shoal.Interrupted:
+        return False
 
 
 def _socket_pages(kind: str) -> int:
@@ -200,12 +208,16 @@ def test_processes_are_limited(small: shoal.Sandbox) -> None:
             made += 1
     except OSError as error:
         answer([made, errno.errorcode[error.errno]])
+        time.sleep(1)
         os.kill(-1, 9)
     """
     prelude = _prelude() + "import errno\ndef answer(value): print(value, flush=True)\n"
     program = prelude + textwrap.dedent(code)
     handle = small.commands.run(["python3", "-c", program], background=True, timeout=20)
-    time.sleep(1)
+    deadline = time.monotonic() + 15
+    while len(host_pids(small)) < SMALL.processes and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.5)
     assert len(host_pids(small)) <= SMALL.processes + 1
     handle.kill()
     assert "EAGAIN" in handle.wait().stdout

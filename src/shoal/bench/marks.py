@@ -28,10 +28,17 @@ class Mark(Struct, frozen=True):
 MARKS: Final = (
     Mark("oneshot", "p50", 1.0, 0.5, relative_to="bwrap_oneshot"),
     Mark("oneshot_16", "p50", 400, 700, higher=True),
+    Mark("exec", "p50", 1.7, 1.2, relative_to="python_floor"),
     Mark("exec", "p50", 1.2, 0.8),
     Mark("exec", "p99", 5.0, 2.0),
     Mark("idle", "p50", 0.6, 0.45),
     Mark("env_attach", "p50", 5.0, 1.0),
+    Mark("output_200m", "p50", 0.6, 0.8, relative_to="socket_copy", higher=True),
+    Mark("upload_64m", "p50", 0.6, 0.8, relative_to="socket_copy", higher=True),
+    Mark("download_64m", "p50", 0.6, 0.8, relative_to="socket_copy", higher=True),
+    Mark("bulk_memory", "p99", 64, 16),
+    Mark("neighbour", "p99", 1000, 100),
+    Mark("reap", "p99", 0, 0),
     Mark("leftovers", "p99", 0, 0),
 )
 
@@ -41,6 +48,10 @@ RATIOS: Final = (
     ("oneshot", "runc_oneshot"),
     ("oneshot", "python_floor"),
     ("exec", "python_floor"),
+    ("output_200m", "socket_copy"),
+    ("upload_64m", "socket_copy"),
+    ("download_64m", "socket_copy"),
+    ("neighbour", "exec"),
     ("env_attach", "uv_hardlink"),
     ("env_attach", "tar_unpack"),
 )

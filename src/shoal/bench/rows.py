@@ -32,14 +32,33 @@ class Row(Struct, frozen=True, kw_only=True):
 
 
 ROWS: Final = (
-    Row(name="python_floor", group="start", unit="ms", count=200, quick=5, about="posix_spawn of true, and wait"),
     Row(name="oneshot", group="start", unit="ms", count=200, quick=5, about="create, run true, kill"),
     Row(name="bwrap_oneshot", group="start", unit="ms", count=200, quick=5, peer=True, about="the same by bubblewrap"),
     Row(name="crun_oneshot", group="start", unit="ms", count=100, quick=3, peer=True, about="the same by crun"),
     Row(name="runc_oneshot", group="start", unit="ms", count=100, quick=3, peer=True, about="the same by runc"),
+    Row(name="python_floor", group="exec", unit="ms", count=200, quick=5, about="posix_spawn of true, and wait"),
     Row(name="exec", group="exec", unit="ms", count=400, quick=5, about="true in a live sandbox"),
     Row(name="exec_shell", group="exec", unit="ms", count=200, quick=5, about="the same as text, by the shell"),
     Row(name="files_64k", group="exec", unit="ms", count=200, quick=5, about="write and read a file of 64 KiB"),
+    Row(
+        name="socket_copy", group="bulk", unit="MB/s", count=10, quick=1, warm=1,
+        about="200 MB through a Unix socket to Python",
+    ),
+    Row(name="output_200m", group="bulk", unit="MB/s", count=10, quick=1, warm=1, about="200 MB through on_stdout"),
+    Row(name="upload_64m", group="bulk", unit="MB/s", count=10, quick=1, warm=1, about="64 MiB into a sandbox"),
+    Row(name="download_64m", group="bulk", unit="MB/s", count=10, quick=1, warm=1, about="64 MiB out of it"),
+    Row(
+        name="bulk_memory", group="bulk", unit="MiB", count=3, quick=1, warm=0, fresh=True,
+        about="growth of the node by all three",
+    ),
+    Row(
+        name="neighbour", group="neighbour", unit="ms", count=200, quick=5,
+        about="exec beside a fork bomb, a memory hog and yes",
+    ),
+    Row(
+        name="reap", group="reap", unit="left over", count=1, quick=1, warm=0,
+        about="processes of commands that left a child behind",
+    ),
     Row(name="oneshot_16", group="rate", unit="per second", count=5, quick=1, warm=1, about="oneshot, 16 at once"),
     Row(name="env_attach", group="env", unit="ms", count=100, quick=3, about="create with an environment less without"),
     Row(

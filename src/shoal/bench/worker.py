@@ -15,7 +15,7 @@ from typing import IO
 
 import msgspec
 
-from shoal.bench import attach, live, many, peers, unpack
+from shoal.bench import attach, bulk, crowd, live, many, peers, unpack
 from shoal.bench.job import Job, Place, SetUp
 from shoal.bench.rows import find
 
@@ -45,14 +45,21 @@ Message = Ready | Measured | Failed
 def jobs() -> Mapping[str, SetUp]:
     """Row to what sets it up."""
     return {
-        "python_floor": live.python_floor,
         "oneshot": live.oneshot,
         "bwrap_oneshot": peers.bwrap,
         "crun_oneshot": peers.crun,
         "runc_oneshot": peers.runc,
+        "python_floor": live.python_floor,
         "exec": live.exec_true,
         "exec_shell": live.exec_shell,
         "files_64k": live.files_64k,
+        "socket_copy": bulk.socket_copy,
+        "output_200m": bulk.output_200m,
+        "upload_64m": bulk.upload_64m,
+        "download_64m": bulk.download_64m,
+        "bulk_memory": bulk.bulk_memory,
+        "neighbour": crowd.neighbour,
+        "reap": crowd.reap,
         "oneshot_16": live.oneshot_16,
         "env_attach": attach.env_attach,
         "env_attach_unseen": attach.env_attach_unseen,

@@ -33,7 +33,7 @@ LayerKeys = Annotated[list[str] | None, typer.Option("--layer", help="A layer on
 Workspace = Annotated[str | None, typer.Option(help="A layer that holds /workspace.")]
 ProfileName = Annotated[str, typer.Option(help="small, basic or large.")]
 Network = Annotated[str | None, typer.Option(help="allow=HOST,HOST or pypi; left out: no network.")]
-TierName = Annotated[str, typer.Option(help="The kind of sandbox.")]
+TierName = Annotated[str, typer.Option(help="namespace; or fake, which isolates nothing.")]
 Python = Annotated[str | None, typer.Option(help="An interpreter of this machine, as 3.11.")]
 User = Annotated[str, typer.Option(help="By name or number.")]
 Seconds = Annotated[float | None, typer.Option(min=0.001, help="Seconds until all of it is killed.")]
@@ -134,7 +134,7 @@ async def _run(new: NewBox, command: list[str], timeout: float | None, *, as_jso
     from shoal.node.interface import CommandRequest
 
     async with new as box:
-        request = CommandRequest(cmd=command, timeout=timeout, feed=True)
+        request = CommandRequest(cmd=command, timeout=timeout, feed=True, hold=True)
         running = await box.commands.start(request)
         _forward_signals(running)
         _feed_stdin(running)
@@ -231,10 +231,10 @@ async def _shell(new: NewBox) -> int:
 
 def _shell_request() -> CommandRequest:
     from shoal.node.interface import CommandRequest
+    from shoal.sdk.shells import LOGIN_SHELL
 
     size = shutil.get_terminal_size()
-    program = "if [ -x /bin/bash ]; then exec /bin/bash -l; else exec /bin/sh -l; fi"
-    return CommandRequest(cmd=["/bin/sh", "-c", program], terminal=(size.columns, size.lines), feed=True)
+    return CommandRequest(cmd=LOGIN_SHELL, terminal=(size.columns, size.lines), feed=True, hold=True)
 
 
 @contextmanager

@@ -33,7 +33,7 @@ _ETC = (
     "lsb-release", "magic", "magic.mime", "mailcap", "mailcap.order", "manpath.config", "maven/logging",
     "maven/m2.conf", "maven/toolchains.xml", "mime.types", "mke2fs.conf", "mtab", "netconfig", "networks",
     "os-release", "pam.conf", "pam.d", "perl", "pki/ca-trust", "pki/java", "pki/tls/cert.pem",
-    "pki/tls/certs", "pki/tls/openssl.cnf", "postgresql-common", "profile", "protocols", "python2*",
+    "pki/tls/certs", "pki/tls/openssl.cnf", "postgresql-common", "protocols", "python2*",
     "python3*", "redhat-release", "rmt", "rpc", "rpm", "security/limits.conf", "security/limits.d",
     "security/namespace.conf", "security/pam_env.conf", "services", "sgml", "shells", "skel",
     "ssh/ssh_config", "ssl/certs", "ssl/openssl.cnf", "system-release", "terminfo", "timezone",
@@ -48,6 +48,23 @@ _VAR_EMPTY = (
 # Below /var/lib: what package managers need to know what is installed.
 _VAR_LIB = ("apt/extended_states", "dpkg", "pam", "python", "sgml-base", "ucf", "xml-core")
 _VAR_LIB_LEFT_OUT = ("*-old", "*lock*", "available", "updates")
+# Of login shells. Distributions set PATH there; here it is the sandbox's, its layers' and the call's, and stays.
+_PROFILE = """\
+if [ -z "${PATH-}" ]; then
+  export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+fi
+if [ "${PS1-}" ] && [ "${BASH-}" ] && [ "$BASH" != /bin/sh ]; then
+  for i in /etc/bash.bashrc /etc/bashrc; do
+    if [ -r "$i" ]; then . "$i"; fi
+  done
+elif [ "${PS1-}" ]; then
+  if [ "$(id -u)" -eq 0 ]; then PS1='# '; else PS1='$ '; fi
+fi
+for i in /etc/profile.d/*.sh; do
+  if [ -r "$i" ]; then . "$i"; fi
+done
+unset i
+"""
 _SECRET = re.compile(rb"PRIVATE KEY-----|://[^/\s:@\"'<>]*:[^/\s:@\"'<>$]+@")
 
 
@@ -132,6 +149,8 @@ def _write_own(etc: Path) -> None:
     for name, text in own.items():
         (etc / name).write_text(text)
         (etc / name).chmod(0o644)
+    (etc / "profile").write_text(_PROFILE)
+    (etc / "profile").chmod(0o644)
     for name in ("opt", "profile.d"):
         (etc / name).mkdir()
 

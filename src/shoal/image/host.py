@@ -18,7 +18,7 @@ from shoal.image.manifest import Meta
 from shoal.image.store import Store
 from shoal.types import Image, Layer
 
-_REVISION = 1
+_REVISION = 2
 """Goes up when the code here, in `etc` or in `accounts` makes something else of the same inputs."""
 _SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

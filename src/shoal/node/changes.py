@@ -15,12 +15,22 @@ from shoal.errors import LimitExceeded
 from shoal.types import Change
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_DEPTH_MAX: Final = 200
+DEPTH_MAX: Final = 200
 """Each level takes frames of this interpreter and a descriptor of the node for every layer."""
 _PATHS_MAX: Final = 64 << 20
 """A million long names at the bottom of 200 long folders would be 50 GB of text."""
 Kind = Literal["added", "changed", "removed"]
 _OPAQUE: Final = "user.overlay.opaque"
+
+
+class Trees(NamedTuple):
+    """What a sandbox wrote, and its layers below that. Descriptors of directories, which stay the caller's."""
+
+    upper: int
+    """It holds `up<n>` for the n-th of `mounts`."""
+    mounts: Sequence[str]
+    lowers: Sequence[Sequence[int]]
+    """The read-only layers of each mount, highest first."""
 
 
 class Stamped(NamedTuple):
@@ -30,36 +40,57 @@ class Stamped(NamedTuple):
     stamp: int
 
 
+class Seen(NamedTuple):
+    """A path that differs, while the walk stands at it. The descriptors are open until the next one is asked for."""
+
+    stamped: Stamped
+    name: str
+    top: int
+    """The directory it is in, of what was written."""
+    below: Sequence[int]
+    """The same in the layers that have it and are not hidden."""
+    new: os.stat_result | None
+    """None if it was removed."""
+    old: os.stat_result | None
+    """None if the layers have nothing there."""
+
+
 Changes = Mapping[str, Stamped]
 """By path."""
 
 
-def find_changes(upper: int, mounts: Sequence[str], lowers: Sequence[Sequence[int]]) -> Changes:
-    """All paths that differ from the layers. LimitExceeded where directories are nested too deep to be walked.
-
-    `upper` holds `up<n>` for the n-th of `mounts`, whose read-only layers are `lowers[n]`, highest first: directory
-    descriptors that stay the caller's.
-    """
-    found: dict[str, Stamped] = {}
+def walk_changes(trees: Trees) -> Iterator[Seen]:
+    """All paths that differ from the layers. LimitExceeded where there is more of them than can be held."""
     room = _PATHS_MAX
-    for index, target in enumerate(mounts):
+    for index, target in enumerate(trees.mounts):
         with ExitStack() as stack, suppress(FileNotFoundError):
-            below = [_open(stack, ".", layer) for layer in lowers[index]]
-            top = _open(stack, f"up{index}", upper)
-            for entry in _walk(top, below, target.rstrip("/"), _DEPTH_MAX):
-                found[entry.change.path] = entry
-                if (room := room - len(entry.change.path)) < 0:
+            below = [open_directory(stack, ".", layer) for layer in trees.lowers[index]]
+            top = open_directory(stack, f"up{index}", trees.upper)
+            for seen in _walk(top, below, target.rstrip("/"), DEPTH_MAX):
+                if (room := room - len(seen.stamped.change.path)) < 0:
                     raise LimitExceeded("characters in the paths of what changed", _PATHS_MAX)
-    return found
+                yield seen
+
+
+def find_changes(trees: Trees) -> Changes:
+    """All of them by path. LimitExceeded also where directories are nested too deep to be walked."""
+    return {seen.stamped.change.path: seen.stamped for seen in walk_changes(trees)}
+
+
+def changes_between(before: Changes, after: Changes) -> Iterator[Change]:
+    """The paths that changed between two looks at one sandbox, in no order."""
+    for path in before.keys() | after.keys():
+        old, new = before.get(path), after.get(path)
+        if old != new:
+            kind = _kind_between(old and old.change.kind, new and new.change.kind)
+            yield Change(path, kind, new.change.size if new is not None else 0)
 
 
 def count_changes(before: Changes, after: Changes) -> dict[str, int]:
     """How many paths were added, changed and removed between two looks at one sandbox."""
     counts = {"added": 0, "changed": 0, "removed": 0}
-    for path in before.keys() | after.keys():
-        old, new = before.get(path), after.get(path)
-        if old != new:
-            counts[_kind_between(old and old.change.kind, new and new.change.kind)] += 1
+    for change in changes_between(before, after):
+        counts[change.kind] += 1
     return counts
 
 
@@ -72,35 +103,37 @@ def _kind_between(old: Kind | None, new: Kind | None) -> Kind:
     return "removed" if new == "removed" or (old == "added" and new is None) else "changed"
 
 
-def _open(stack: ExitStack, name: str, parent: int) -> int:
+def open_directory(stack: ExitStack, name: str, parent: int) -> int:
+    """Closed with `stack`. NotADirectoryError for a link, too."""
     descriptor = os.open(name, _DIRECTORY, dir_fd=parent)
     stack.callback(os.close, descriptor)
     return descriptor
 
 
-def _walk(top: int, below: Sequence[int], path: str, depth: int) -> Iterator[Stamped]:
+def _walk(top: int, below: Sequence[int], path: str, depth: int) -> Iterator[Seen]:
     """`below`: the same directory in the layers that have it and are not hidden."""
     if not depth:
-        raise LimitExceeded(f"levels of directories at {path[:200]}", _DEPTH_MAX)
+        raise LimitExceeded(f"levels of directories at {path[:200]}", DEPTH_MAX)
     with os.scandir(top) as entries:
         for entry in entries:
             with suppress(FileNotFoundError, NotADirectoryError):  # the sandbox goes on living
                 yield from _compare(top, below, entry.name, f"{path}/{entry.name}", depth)
 
 
-def _compare(top: int, below: Sequence[int], name: str, path: str, depth: int) -> Iterator[Stamped]:
+def _compare(top: int, below: Sequence[int], name: str, path: str, depth: int) -> Iterator[Seen]:
     info = os.stat(name, dir_fd=top, follow_symlinks=False)
+    old = look_up(below, name)
     if _is_whiteout(info):
-        yield Stamped(Change(path, "removed", 0), 0)
+        yield Seen(Stamped(Change(path, "removed", 0), 0), name, top, below, None, old)
         return
-    old = _lookup(below, name)
     if stat.S_ISDIR(info.st_mode):
         yield from _compare_directory(top, below, name, path, info, old, depth)
         return
     if old is not None and stat.S_ISDIR(old.st_mode):
-        yield from _removed_below(below, name, path, set())
+        yield from _removed_below(top, below, name, path, set())
     # The time of change is the kernel's own; nobody inside can set it back.
-    yield Stamped(Change(path, "added" if old is None else "changed", info.st_size), info.st_ctime_ns)
+    change = Change(path, "added" if old is None else "changed", info.st_size)
+    yield Seen(Stamped(change, info.st_ctime_ns), name, top, below, info, old)
 
 
 def _compare_directory(
@@ -111,20 +144,21 @@ def _compare_directory(
     info: os.stat_result,
     old: os.stat_result | None,
     depth: int,
-) -> Iterator[Stamped]:
+) -> Iterator[Seen]:
     # What is written in it changes its times too: of a directory only its mode counts (and its type).
     if old is None or old.st_mode != info.st_mode:
-        yield Stamped(Change(path, "added" if old is None else "changed", 0), info.st_mode)
+        change = Change(path, "added" if old is None else "changed", 0)
+        yield Seen(Stamped(change, info.st_mode), name, top, below, info, old)
     with ExitStack() as stack:
-        child = _open(stack, name, top)
+        child = open_directory(stack, name, top)
         if _is_opaque(child) and old is not None and stat.S_ISDIR(old.st_mode):
-            yield from _removed_below(below, name, path, set(os.listdir(child)))
+            yield from _removed_below(top, below, name, path, set(os.listdir(child)))
         # Of an opaque directory too: a name that stands in both is a change and not an addition.
-        visible = [] if old is None or not stat.S_ISDIR(old.st_mode) else _descend(stack, below, name)
+        visible = [] if old is None or not stat.S_ISDIR(old.st_mode) else descend(stack, below, name)
         yield from _walk(child, visible, path, depth - 1)
 
 
-def _lookup(below: Sequence[int], name: str) -> os.stat_result | None:
+def look_up(below: Sequence[int], name: str) -> os.stat_result | None:
     """The entry as the layers show it, None where there is none or the highest says it is gone."""
     for layer in below:
         try:
@@ -135,12 +169,12 @@ def _lookup(below: Sequence[int], name: str) -> os.stat_result | None:
     return None
 
 
-def _descend(stack: ExitStack, below: Sequence[int], name: str) -> list[int]:
+def descend(stack: ExitStack, below: Sequence[int], name: str) -> list[int]:
     """The directory of that name in each layer, down to one that hides those under it."""
     found = []
     for layer in below:
         try:
-            descriptor = _open(stack, name, layer)
+            descriptor = open_directory(stack, name, layer)
         except FileNotFoundError:
             continue
         except OSError:  # a file or a whiteout hides the rest
@@ -151,14 +185,18 @@ def _descend(stack: ExitStack, below: Sequence[int], name: str) -> list[int]:
     return found
 
 
-def _removed_below(below: Sequence[int], name: str, path: str, kept: set[str]) -> Iterator[Stamped]:
+def _removed_below(top: int, below: Sequence[int], name: str, path: str, kept: set[str]) -> Iterator[Seen]:
     """What stood in a directory that was replaced as a whole; only its own entries, not what is deeper."""
     with ExitStack() as stack:
-        layers = _descend(stack, below, name)
-        names = {entry for layer in layers for entry in os.listdir(layer)}
-        for entry in sorted(names - kept):
-            if _lookup(layers, entry) is not None:
-                yield Stamped(Change(f"{path}/{entry}", "removed", 0), 0)
+        layers = descend(stack, below, name)
+        for entry in sorted(names_in(layers) - kept):
+            if (old := look_up(layers, entry)) is not None:
+                yield Seen(Stamped(Change(f"{path}/{entry}", "removed", 0), 0), entry, top, layers, None, old)
+
+
+def names_in(layers: Sequence[int]) -> set[str]:
+    """Of all entries that the layers have in one directory, whiteouts too."""
+    return {name for layer in layers for name in os.listdir(layer)}
 
 
 def _is_whiteout(info: os.stat_result) -> bool:
@@ -168,5 +206,5 @@ def _is_whiteout(info: os.stat_result) -> bool:
 def _is_opaque(descriptor: int) -> bool:
     try:
         return os.getxattr(descriptor, _OPAQUE) == b"y"
-    except OSError:
+    except (OSError, AttributeError):  # no such mark; or a system without such calls, which has no overlays either
         return False

@@ -7,19 +7,22 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from shoal.errors import InvalidRequest
-from shoal.node.interface import CommandRequest, Output
+from shoal.node.interface import CommandRequest
+from shoal.node.retained import Retained
 from shoal.sandbox.channel import Exit, Process, Request
 from shoal.sandbox.interface import Box
-from shoal.types import Limit, Result, Verdict
+from shoal.types import CommandInfo, Limit, Result, Verdict
 
 _MARK_ROOM: Final = 64
-_STREAM_CHUNKS: Final = 64
 _JOIN_MAX: Final = 2048
+_SHOWN: Final = 1000
 _SECONDS_MAX: Final = 1e9
+_FULL: Final = 64 << 10
+"""Who writes in large pieces stops short of the last byte."""
 
 
 class Kept:
@@ -29,52 +32,79 @@ class Kept:
         self.total = 0
         self._limit = limit
         self._head = bytearray()
-        self._tail = bytearray()
         self._head_room = limit // 2
+        self._most = limit - self._head_room
+        self._tail: deque[bytes] = deque()
+        """Pieces as they came, so that gigabytes pass without a copy."""
+        self._held = 0
+        self._small = bytearray()
+        """Small ones, to be joined: a command that writes byte by byte must not cost fifty times its limit."""
 
     @property
     def truncated(self) -> bool:
         return self.total > self._limit
+
+    @property
+    def size(self) -> int:
+        """Bytes held, at the most."""
+        return min(self.total, 2 * self._limit)
 
     def add(self, data: bytes) -> None:
         self.total += len(data)
         if room := self._head_room - len(self._head):
             self._head += data[:room]
             data = data[room:]
-        # One buffer and no list of pieces: a command that writes byte by byte must not cost fifty times its limit.
-        self._tail += data
-        most = self._limit - self._head_room
-        if len(self._tail) > 2 * most:
-            del self._tail[:-most]
+        if len(data) < _JOIN_MAX:
+            self._small += data
+            if len(self._small) >= _JOIN_MAX:
+                self._join()
+        else:
+            self._join()
+            self._append(data)
+
+    def _join(self) -> None:
+        if self._small:
+            self._append(bytes(self._small))
+            self._small.clear()
+
+    def _append(self, data: bytes) -> None:
+        self._tail.append(data[-self._most :])
+        self._held += len(self._tail[-1])
+        while self._held - len(self._tail[0]) >= self._most:
+            self._held -= len(self._tail.popleft())
 
     def value(self) -> bytes:
+        tail = b"".join((*self._tail, self._small))
         if not self.truncated:
-            return bytes(self._head + self._tail)
+            return bytes(self._head) + tail
         room = max(self._limit - self._head_room - _MARK_ROOM, 0)
-        tail = bytes(self._tail[len(self._tail) - room :]) if room else b""
+        tail = tail[len(tail) - room :]
         missing = self.total - len(self._head) - len(tail)
         mark = f"\n[... {missing} bytes left out ...]\n".encode()
         return (bytes(self._head) + mark + tail)[: self._limit]
 
 
 class Command:
-    """A running command. With `streamed` its output waits, by flow control, for `output` to take it."""
+    """A command. With `streamed` its output can be read while it comes, by the rules of `node.retained`."""
 
-    def __init__(self, request: CommandRequest, *, streamed: bool) -> None:
+    def __init__(self, request: CommandRequest, *, streamed: bool, output: int | None = None) -> None:
+        """`output`: bytes that it may write in all; None for any number."""
         self._request = request
-        self._streamed = streamed
+        self._output = output
         self._kept = (Kept(request.output_limit), Kept(request.output_limit))
-        self._chunks: deque[Output] = deque()
-        self._arrived = asyncio.Event()
+        self._retained = Retained(self._grant, hold=request.hold) if streamed else None
+        self._begun = time.time()
         self._limit: Limit | None = None
         self._last_output = 0.0
         self._clocks: list[asyncio.TimerHandle] = []
         self._process: Process | None = None
+        self._box: Box | None = None
 
     def start(self, box: Box, request: Request) -> None:
         """Asks init for it. SandboxGone if the sandbox has ended."""
         loop = asyncio.get_running_loop()
-        self._process = process = box.start(request, self._receive, auto_credit=not self._streamed)
+        self._box = box
+        self._process = process = box.start(request, self._receive, auto_credit=self._retained is None)
         self._last_output = time.monotonic()
         if self._request.timeout is not None:
             self._clocks.append(loop.call_later(self._request.timeout, self._stop, "timeout"))
@@ -90,25 +120,25 @@ class Command:
     def _receive(self, stream: int, data: bytes) -> None:
         self._last_output = time.monotonic()
         self._kept[stream - 1].add(data)
-        if self._streamed:
-            self._queue(stream, data)
-            self._arrived.set()
+        if self._output is not None and self._kept[0].total + self._kept[1].total > self._output:
+            self._stop("output")
+        if self._retained is not None:
+            self._retained.add(stream, data)
 
-    def _queue(self, stream: int, data: bytes) -> None:
-        """Joins small pieces: the channel's window counts bytes, and a million pieces of one byte are 100 MB."""
-        if self._chunks and (last := self._chunks[-1]).stream == stream and len(last.data) + len(data) <= _JOIN_MAX:
-            self._chunks[-1] = Output(stream, last.data + data)
-        else:
-            self._chunks.append(Output(stream, data))
+    def _grant(self, stream: int, count: int) -> None:
+        self.process.grant(stream, count)
 
     def _finished(self, _: object) -> None:
         for clock in self._clocks:
             clock.cancel()
-        self._arrived.set()
+        if self._retained is not None:
+            self._retained.finish()
 
     def _stop(self, limit: Limit) -> None:
-        self._limit = limit
-        self.process.kill(signal.SIGKILL, tree=True)
+        """Once; the first limit stands."""
+        if self._limit is None:
+            self._limit = limit
+            self.process.kill(signal.SIGKILL, tree=True)
 
     def _check_silence(self) -> None:
         assert self._request.silence is not None
@@ -118,25 +148,33 @@ class Command:
         else:
             self._clocks[-1] = asyncio.get_running_loop().call_later(left, self._check_silence)
 
-    async def output(self) -> list[Output]:
-        """The next pieces; empty when it has ended and all were given."""
-        while not self._chunks and not self.process.ended.done():
-            self._arrived.clear()
-            await self._arrived.wait()
-        pieces: list[Output] = []
-        while self._chunks and len(pieces) < _STREAM_CHUNKS:
-            piece = self._chunks.popleft()
-            pieces.append(piece)
-            self.process.grant(piece.stream, len(piece.data))
-        return pieces
+    @property
+    def held(self) -> bool:
+        """It belongs to the one who started it, and is nobody else's to find."""
+        return self._request.hold
 
-    def discard(self) -> None:
-        """Nobody will take output any more: it is counted and thrown away, so that the command can go on."""
-        self._streamed = False
-        for piece in self._chunks:
-            self.process.grant(piece.stream, len(piece.data))
-        self._chunks.clear()
-        self.process.credit_automatically()
+    @property
+    def retained(self) -> Retained:
+        assert self._retained is not None
+        return self._retained
+
+    @property
+    def size(self) -> int:
+        """Bytes of output that are held for it."""
+        kept, retained = sum(kept.size for kept in self._kept), self._retained
+        return kept + (retained.end - retained.start if retained is not None else 0)
+
+    def info(self) -> CommandInfo:
+        """Of one that was started in the background."""
+        return CommandInfo(
+            id=self.process.id,
+            pid=self.process.pid.result(),
+            cmd=_shown(self._request.cmd),
+            started=self._begun,
+            running=not self.process.ended.done(),
+            written=self.retained.end,
+            available=self.retained.start,
+        )
 
     async def wait(self, changes: Callable[[], Awaitable[dict[str, int]]] | None = None) -> Result:
         end = await asyncio.shield(self.process.ended)
@@ -147,9 +185,7 @@ class Command:
         exited = os.WIFEXITED(end.status)
         failed = not exited or os.WEXITSTATUS(end.status) != 0
         # With background children a command may end by itself in the moment its time is up.
-        limit = self._limit if failed else None
-        if limit is None and failed and end.oom_kills:
-            limit = "memory"
+        limit = (self._limit or self._blame(end)) if failed else None
         return Result(
             exit_code=os.WEXITSTATUS(end.status) if exited else None,
             signal=None if exited else os.WTERMSIG(end.status),
@@ -164,11 +200,39 @@ class Command:
             oom_kills=end.oom_kills,
             limit=limit,
             changes=changes,
-            verdict=_VERDICTS[limit],
+            verdict=VERDICTS[limit],
         )
 
+    def _blame(self, end: Exit) -> Limit | None:
+        """Of one that failed by itself: what the kernel refused it. That of the disk is a judgement: none is left."""
+        if end.oom_kills:
+            return "memory"
+        if end.refused:
+            return "processes"
+        return "disk" if self._box is not None and _is_full(self._box.upper) else None
 
-_VERDICTS: Final[dict[Limit | None, Verdict]] = {
+
+def _is_full(upper: int) -> bool:
+    """No room for one more file, or for more than a few pages."""
+    try:
+        usage = os.fstatvfs(upper)
+    except OSError:  # the sandbox has just ended
+        return False
+    return usage.f_favail == 0 or usage.f_bavail * usage.f_frsize < _FULL
+
+
+def _shown(cmd: str | Sequence[str]) -> tuple[str, ...]:
+    """What there is room for of a command line."""
+    shown, room = [], _SHOWN
+    for part in [cmd] if isinstance(cmd, str) else cmd:
+        if room <= 0:
+            break
+        shown.append(part[:room])
+        room -= len(part) + 1
+    return tuple(shown)
+
+
+VERDICTS: Final[dict[Limit | None, Verdict]] = {
     None: "ok",
     "timeout": "policy_timeout",
     "silence": "policy_timeout",

@@ -64,8 +64,8 @@ class Builds:
     async def environment(self, spec: EnvironmentSpec) -> Layer:
         """The layer with these packages, found or built. Errors as `image.environment.build`."""
         node = self._node
-        interpreter = await asyncio.to_thread(node.interpreter, spec.python)
-        base = await node.image("host")
+        interpreter = await asyncio.to_thread(node.images.interpreter, spec.python)
+        base = await node.images.get("host")
         return await environment.build(spec, node.store, base, interpreter, node.index, self._builder)
 
     @asynccontextmanager
@@ -91,7 +91,7 @@ class Builds:
         """Keeps an image of Debian, found or built, under a name; its digest. Errors as `image.debian.build`."""
         settings = await asyncio.to_thread(read_apt_settings)
         record = await debian.build(spec, self._node.store, settings, self._builder)
-        return await asyncio.to_thread(self._node.catalog.add, record, name)
+        return await asyncio.to_thread(self._node.images.catalog.add, record, name)
 
     async def repository(self, spec: GitSpec) -> Layer:
         """A git repository at a commit, without what came later. Errors as `image.workspace.build_git`."""

@@ -3,41 +3,61 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import resource
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import aclosing, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from shoal.errors import InvalidRequest, NotFound, SandboxGone, Unsupported
+from shoal.errors import InvalidRequest, LimitExceeded, NotFound, SandboxGone, SetupFailed, Unsupported
 from shoal.image.catalog import Catalog
 from shoal.image.garbage import Policy, Removal, collect
-from shoal.image.host import host
-from shoal.image.interpreter import Interpreter, Interpreters
-from shoal.image.locality import publish_locality
-from shoal.image.skeleton import publish_skeleton
 from shoal.image.store import Store
 from shoal.network.index import PackageIndex, read_package_index
-from shoal.node.changes import Changes, count_changes, find_changes
+from shoal.node.access import plain_access, refused
+from shoal.node.changes import Changes, Trees, changes_between, count_changes, find_changes
 from shoal.node.commands import check_env, check_seconds
-from shoal.node.files import READ_MAX, Files
-from shoal.node.interface import CommandRequest, CreateRequest, Output
-from shoal.node.networks import network_plans, sandbox_network
+from shoal.node.diff import DIFF_MAX, make_diff
+from shoal.node.files import READ_MAX, Files, check_path
+from shoal.node.images import Images, environment
+from shoal.node.interface import CommandRequest, CreateRequest, Output, ShellCommand, ShellEnd, ShellRequest
+from shoal.node.marks import take_mark
+from shoal.node.networks import sandbox_network
 from shoal.node.sandboxes import Sandbox
+from shoal.node.tiers import Tiers, machine_image, tier_makers
+from shoal.node.watch import WATCHES_MAX, Watch
 from shoal.sandbox.interface import Box, BoxSpec, Tier
-from shoal.sandbox.namespace import NamespaceTier
-from shoal.sandbox.slots import IDS
-from shoal.types import PROFILES, Change, FileInfo, Image, Layer, Profile, Result, SandboxInfo
+from shoal.types import (
+    PROFILES,
+    AccessPolicy,
+    Audit,
+    AuditRecord,
+    Change,
+    CommandInfo,
+    FileEvent,
+    FileInfo,
+    Layer,
+    Profile,
+    Result,
+    SandboxInfo,
+    Unclaimed,
+)
+
+T = TypeVar("T")
 
 _REMEMBERED: Final = 10_000
 """Ended sandboxes whose reason is still known."""
-_IDLE_LAYERS: Final = 256
-"""Layers that are kept mounted, and so in the store, for the next sandbox."""
+
+
+AUDIT_RECORDS_MAX: Final = 1_000_000
+"""Of one sandbox; one takes up to a kilobyte."""
 
 
 class LocalNode:
@@ -50,69 +70,58 @@ class LocalNode:
         self._sandboxes: dict[str, Sandbox] = {}
         self._gone: OrderedDict[str, str] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._host: Image | None = None
-        self._host_lock = asyncio.Lock()
-        self._around: tuple[Layer, Layer] | None = None
-        self._interpreters = Interpreters(os.environ)
-        self._found: dict[str, tuple[Interpreter, int]] = {}
 
     async def open(self) -> None:
-        """Starts its processes. SetupFailed or Unsupported where this machine cannot run sandboxes."""
+        """Tiers are started by the first sandbox of each: a machine that can't run one may run another."""
         _raise_open_files()
         self.store = await asyncio.to_thread(Store, self.data / "store")
-        self.catalog = await asyncio.to_thread(Catalog, self.store)
-        self._holds = self.store.holds()
+        self.images = Images(self.store, await asyncio.to_thread(Catalog, self.store))
         self.index: PackageIndex = await asyncio.to_thread(read_package_index)
-        self.tier: Tier = NamespaceTier(self._run, self.data / "uppers", network_plans(IDS if os.geteuid() == 0 else 1))
-        await self.tier.start()
+        self.tiers = Tiers(tier_makers(self.data, self._run))
 
     def forsake(self) -> None:
         """In a forked child of this process: the sandboxes are the parent's, and must end with it."""
-        self.tier.forsake()
-        self._holds.close()
+        self.tiers.forsake()
+        self.images.holds.close()
 
     async def close(self) -> None:
         """Ends every sandbox; returns when nothing of them is left."""
-        await self.tier.close()
+        await self.tiers.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._holds.close()
+        self.images.holds.close()
 
     # Sandboxes
 
     async def create(self, request: CreateRequest) -> SandboxInfo:
         profile = _profile(request)
         _check(request)
-        image = await self.image(request.image)
-        layers = self._resolve(request)
+        tier = await self.tiers.get(request.tier)
+        image = await self.images.get(request.image) if tier.layered else machine_image(request)
+        layers = self.images.resolve(request)
         network = sandbox_network(request.network, self.index)
-        id = f"sb-{secrets.token_hex(8)}"
+        id = f"{tier.prefix}-{secrets.token_hex(8)}"
         spec = BoxSpec(
             id=id,
             hostname="sandbox",
             layers=tuple(layer for layer in (*layers, *image.layers) if layer.format != "stack"),
             profile=profile,
             network="isolated" if network is None else "filtered",
+            access=None if request.access is None else plain_access(request.access),
+            audit=request.audit,
         )
         held = (*layers, *image.layers)
-        self._holds.take(held)
-        try:
-            box = await self.tier.create(spec, self._ended)
-        except BaseException:
-            self._holds.give(held)
-            raise
-        if id in self._gone:  # its init died before we were told that it lives
-            self._holds.give(held)
-            raise SandboxGone(id, self._gone[id])
+        box = await self._make(tier, spec, held)
         info = SandboxInfo(
             id=id,
             state="running",
             image=image.digest,
             layers=tuple(layer.digest for layer in layers),
-            profile=msgspec.structs.replace(profile, disk=box.writable),
+            profile=msgspec.structs.replace(profile, disk=box.writable, upper=box.storage),
             tier=request.tier,
             created=time.time(),
             metadata=dict(request.metadata),
-            unenforced=self.tier.unenforced,
+            unenforced=tier.unenforced,
+            capabilities=tier.capabilities,
         )
         sandbox = Sandbox(box, info, request, environment(image, layers), network)
         sandbox.layers = held
@@ -122,6 +131,20 @@ class LocalNode:
         if request.ttl is not None:
             sandbox.clock = asyncio.get_running_loop().call_later(request.ttl, self._expire, box)
         return info
+
+    async def _make(self, tier: Tier, spec: BoxSpec, held: tuple[Layer, ...]) -> Box:
+        """Its layers stay in the store from before it is made until it has ended."""
+        self.images.holds.take(held)
+        try:
+            box = await tier.create(spec, self._ended)
+            if spec.id in self._gone:  # its init died before we were told that it lives
+                raise SandboxGone(spec.id, self._gone[spec.id])
+        except BaseException as error:
+            self.images.holds.give(held)
+            if isinstance(error, SetupFailed):
+                raise refused(error) from None
+            raise
+        return box
 
     def _expire(self, box: Box) -> None:
         self._keep(box.kill("lease_expired"))
@@ -135,18 +158,19 @@ class LocalNode:
 
     async def _clear(self, sandbox: Sandbox) -> None:
         await sandbox.close()
-        self._holds.give(sandbox.layers)
-        if len(idle := self._holds.idle()) > _IDLE_LAYERS:
-            await self._release(idle[: len(idle) - _IDLE_LAYERS // 2])
+        self.images.holds.give(sandbox.layers)
+        if superfluous := self.images.superfluous():
+            await self._release(superfluous)
 
     async def _release(self, digests: list[str]) -> None:
         """Layers that no sandbox uses: unmounted first, so that they may be removed."""
-        await self.tier.forget(digests)
-        self._holds.release(digests)
+        for tier in self.tiers.started.values():
+            await tier.forget(digests)
+        self.images.holds.release(digests)
 
     async def collect(self, policy: Policy) -> Removal:
         """Removes layers that the policy lets go, also those that this node kept for the next sandbox."""
-        await self._release(self._holds.idle())
+        await self._release(self.images.holds.idle())
         return await asyncio.to_thread(collect, self.store, policy)
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
@@ -172,74 +196,18 @@ class LocalNode:
         if sandbox not in self._gone:
             await self._find(sandbox).box.kill("killed")
 
+    async def set_access(self, sandbox: str, policy: AccessPolicy) -> None:
+        try:
+            holder = self._find(sandbox)
+            access = plain_access(policy)
+            await holder.box.set_access(access)
+            holder.access = policy
+        except SetupFailed as error:
+            raise refused(error) from None
+
     def upper(self, sandbox: str) -> int:
         """A directory descriptor of what it wrote; closed when it ends."""
         return self._find(sandbox).box.upper
-
-    # Images and layers
-
-    async def image(self, name: str) -> Image:
-        """InvalidRequest for one that is not known here."""
-        if name == "host":
-            return await self._host_image()
-        try:
-            found = await asyncio.to_thread(self.catalog.get, name)
-        except (NotFound, InvalidRequest) as error:
-            raise InvalidRequest("image", f"{error}; `shoal image ls` shows what there is") from None
-        locality, skeleton = await self._surroundings()
-        layers = (locality, *found.layers, skeleton)
-        return msgspec.structs.replace(found, layers=layers, env={**found.env, **locality.env})
-
-    async def _host_image(self) -> Image:
-        async with self._host_lock:
-            if self._host is None:
-                found = await asyncio.to_thread(host, self.store)
-                self._holds.take(found.layers)  # for as long as it is remembered
-                self._host = found
-        return self._host
-
-    async def _surroundings(self) -> tuple[Layer, Layer]:
-        """What images that were made elsewhere need of this machine: above them and below."""
-        async with self._host_lock:
-            if self._around is None:
-                above = await asyncio.to_thread(publish_locality, self.store, os.environ)
-                below = await asyncio.to_thread(publish_skeleton, self.store)
-                self._holds.take((above, below))
-                self._around = (above, below)
-        return self._around
-
-    def _resolve(self, request: CreateRequest) -> tuple[Layer, ...]:
-        """Each layer that was asked for, and what it needs, once."""
-        asked = request.layers if request.workspace is None else (request.workspace, *request.layers)
-        found: dict[str, Layer] = {}
-        for item in asked:
-            field = "workspace" if item is request.workspace else "layers"
-            for layer in self._layers(item, field):
-                found.setdefault(layer.digest, layer)
-        return tuple(found.values())
-
-    def _layers(self, item: str | Layer, field: str) -> tuple[Layer, ...]:
-        if isinstance(item, Layer):
-            own: tuple[Layer, ...] = (item,)
-        elif not isinstance(item, str):
-            raise InvalidRequest(field, f"takes keys of layers, not {item!r}")
-        elif item.startswith("python:"):
-            return self.interpreter(item.removeprefix("python:")).layers
-        else:
-            try:
-                own = (self.store.get(item),)
-            except (NotFound, InvalidRequest) as error:
-                raise InvalidRequest(field, f"{error}; `shoal env ls` shows what there is") from None
-        needs = [key for layer in own for key in layer.needs]
-        return (*own, *(layer for key in needs for layer in self._layers(key, field)))
-
-    def interpreter(self, version: str) -> Interpreter:
-        """Looking through all that are installed takes longer than a create; remembered while it is the same."""
-        found, seen = self._found.get(version, (None, 0))
-        if found is None or _modified(found.path) != seen:
-            found = self._interpreters.find(version)
-            self._found[version] = (found, _modified(found.path))
-        return found
 
     # Commands
 
@@ -253,26 +221,28 @@ class LocalNode:
         return msgspec.structs.replace(result, changes=counts)
 
     async def start(self, sandbox: str, request: CommandRequest) -> tuple[int, int]:
-        holder = self._find(sandbox)
-        command = await holder.start(request, streamed=True)
-        try:
-            pid = await asyncio.shield(command.process.pid)
-        except asyncio.CancelledError:
-            command.process.kill(9, tree=True)
-            raise
-        holder.commands[command.process.id] = command
-        return command.process.id, pid
+        command = await self._find(sandbox).start_in_background(request)
+        return command.process.id, command.process.pid.result()
 
-    async def output(self, sandbox: str, command: int) -> list[Output]:
-        return await self._find(sandbox).command(command).output()
+    async def output(self, sandbox: str, command: int, offset: int = 0, reader: str = "") -> list[Output]:
+        return await self._find(sandbox).command(command).retained.read(reader, offset)
 
-    async def wait(self, sandbox: str, command: int) -> Result:
-        holder = self._find(sandbox)
-        running = holder.command(command)
-        running.discard()
+    async def leave_output(self, sandbox: str, command: int, reader: str = "") -> None:
+        self._find(sandbox).command(command).retained.leave(reader)
+
+    async def wait(self, sandbox: str, command: int, reader: str = "") -> Result:
+        running = self._find(sandbox).command(command)
+        running.retained.leave(reader)
         result = await running.wait()
-        holder.commands.pop(command, None)
+        if running.held:
+            self._find(sandbox).commands.forget(command)
         return result
+
+    async def list_commands(self, sandbox: str) -> list[CommandInfo]:
+        return [command.info() for command in self._find(sandbox).commands if not command.held]
+
+    async def find_command(self, sandbox: str, command: int) -> CommandInfo:
+        return self._find(sandbox).command(command).info()
 
     async def signal(self, sandbox: str, command: int, signal: int) -> None:
         if not 0 < signal < 65:
@@ -288,6 +258,26 @@ class LocalNode:
     async def resize(self, sandbox: str, command: int, cols: int, rows: int) -> None:
         self._find(sandbox).command(command).process.resize(rows, cols)
 
+    # Sessions
+
+    async def open_shell(self, sandbox: str, request: ShellRequest) -> tuple[int, int]:
+        return await self._find(sandbox).open_shell(request)
+
+    async def run_in_shell(self, sandbox: str, shell: int, command: ShellCommand) -> ShellEnd:
+        return await self._find(sandbox).shell(shell).run(command)
+
+    async def stream_in_shell(
+        self, sandbox: str, shell: int, command: ShellCommand
+    ) -> AsyncIterator[Output | ShellEnd]:
+        async for piece in self._find(sandbox).shell(shell).stream(command):
+            yield piece
+
+    async def unclaimed(self, sandbox: str, shell: int) -> Unclaimed:
+        return self._find(sandbox).shell(shell).take_unclaimed()
+
+    async def close_shell(self, sandbox: str, shell: int) -> None:
+        await self._find(sandbox).shell(shell).close()
+
     # Files
 
     async def _files(self, sandbox: str, user: str | int | None) -> Files:
@@ -298,8 +288,9 @@ class LocalNode:
         return await (await self._files(sandbox, user)).read(path, limit)
 
     async def stream_file(self, sandbox: str, path: str, user: str | int | None = None) -> AsyncIterator[bytes]:
-        async for piece in (await self._files(sandbox, user)).stream(path):
-            yield piece
+        async with aclosing((await self._files(sandbox, user)).stream(path)) as pieces:
+            async for piece in pieces:
+                yield piece
 
     async def write_file(
         self,
@@ -311,8 +302,52 @@ class LocalNode:
     ) -> None:
         await (await self._files(sandbox, user)).write(path, data, mode)
 
-    async def append_file(self, sandbox: str, path: str, data: bytes, user: str | int | None = None) -> None:
+    async def append_file(
+        self, sandbox: str, path: str, data: bytes | AsyncIterator[bytes], user: str | int | None = None
+    ) -> None:
         await (await self._files(sandbox, user)).append(path, data)
+
+    async def pack_files(self, sandbox: str, path: str, user: str | int | None = None) -> AsyncIterator[bytes]:
+        async with aclosing((await self._files(sandbox, user)).pack(path)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def unpack_files(
+        self,
+        sandbox: str,
+        path: str,
+        data: AsyncIterator[bytes],
+        user: str | int | None = None,
+        owners: bool = False,
+    ) -> None:
+        await (await self._files(sandbox, user)).unpack(path, data, owners=owners)
+
+    async def watch_files(self, sandbox: str, path: str, recursive: bool = False, user: str | int | None = None) -> int:
+        watches = self._find(sandbox).watches
+        if len(watches) >= WATCHES_MAX:
+            raise LimitExceeded(f"watches of sandbox {sandbox}", WATCHES_MAX)
+        files = await self._files(sandbox, user)
+        id = secrets.randbits(53)
+        watches[id] = watch = Watch(path)
+        try:
+            await watch.open(files, recursive=recursive)
+        except BaseException:
+            del watches[id]
+            raise
+        return id
+
+    async def file_events(self, sandbox: str, watch: int, timeout: float | None = None) -> list[FileEvent]:
+        check_seconds("timeout", timeout)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                return await self._find(sandbox).watch(watch).events()
+        return []
+
+    async def end_watch(self, sandbox: str, watch: int) -> None:
+        """One that has ended, or whose sandbox has, is no error."""
+        holder = self._sandboxes.get(sandbox)
+        if holder is not None and (found := holder.watches.pop(watch, None)) is not None:
+            found.close()
 
     async def list_files(self, sandbox: str, path: str, depth: int = 1) -> list[FileInfo]:
         return await (await self._files(sandbox, None)).list(path, depth)
@@ -332,36 +367,35 @@ class LocalNode:
     async def symlink_file(self, sandbox: str, path: str, target: str) -> None:
         await (await self._files(sandbox, None)).symlink(path, target)
 
-    async def changes(self, sandbox: str) -> list[Change]:
-        return sorted(entry.change for entry in (await self._changes(sandbox)).values())
+    async def changes(self, sandbox: str, since: int | None = None) -> list[Change]:
+        before: Changes = {} if since is None else self._find(sandbox).marks.get(since).changes
+        now = await self._changes(sandbox)
+        return sorted(changes_between(before, now))
+
+    async def audit(self, sandbox: str, since: float = 0.0) -> list[AuditRecord]:
+        return self._find(sandbox).box.audit.since(since)
 
     async def _changes(self, sandbox: str) -> Changes:
+        return await self._look(sandbox, find_changes)
+
+    async def mark(self, sandbox: str) -> int:
+        return self._find(sandbox).marks.add(await self._look(sandbox, take_mark))
+
+    async def diff(self, sandbox: str, since: int | None = None, path: str = "/", limit: int = DIFF_MAX) -> str:
+        check_path(path)
+        mark = None if since is None else self._find(sandbox).marks.get(since)
+        return await self._look(sandbox, functools.partial(make_diff, mark, path, limit))
+
+    async def _look(self, sandbox: str, look: Callable[[Trees], T]) -> T:
+        """At what it wrote, and at its layers below that, in a thread of its own."""
         box = self._find(sandbox).box
         upper = os.dup(box.upper)
         lowers = await box.lowers()
         try:
-            return await asyncio.to_thread(find_changes, upper, box.mounts, lowers)
+            return await asyncio.to_thread(look, Trees(upper, box.mounts, lowers))
         finally:
             for descriptor in (upper, *(layer for layers in lowers for layer in layers)):
                 os.close(descriptor)
-
-
-def _modified(path: str) -> int:
-    """0 for one that is gone."""
-    try:
-        return os.stat(path).st_mtime_ns
-    except OSError:
-        return 0
-
-
-def environment(image: Image, layers: tuple[Layer, ...]) -> dict[str, str]:
-    """Of commands in a sandbox of these, before its own: a higher layer wins and comes first in PATH."""
-    merged = dict(image.env)
-    for layer in reversed(layers):
-        merged.update(layer.env)
-        if layer.path:
-            merged["PATH"] = ":".join([*layer.path, *filter(None, [merged.get("PATH", "")])])
-    return merged
 
 
 def _profile(request: CreateRequest) -> Profile:
@@ -379,6 +413,7 @@ def _profile(request: CreateRequest) -> Profile:
         ("disk", 1 << 20),
         ("processes", 1),
         ("open_files", 16),
+        ("output", 1 << 10),
     ):
         if getattr(found, field) < least:
             raise InvalidRequest(f"profile.{field}", f"takes {least} or more, not {getattr(found, field)!r}")
@@ -386,12 +421,19 @@ def _profile(request: CreateRequest) -> Profile:
 
 
 def _check(request: CreateRequest) -> None:
-    if request.tier != "namespace":
-        raise Unsupported(f"tier {request.tier!r}: this version has 'namespace'")
     if not request.cwd.startswith("/"):
         raise InvalidRequest("cwd", f"takes an absolute path, not {request.cwd!r}")
     check_seconds("ttl", request.ttl)
     check_env(request.env)
+    _check_audit(request.audit)
+
+
+def _check_audit(audit: Audit) -> None:
+    names: object = audit.syscalls
+    if not isinstance(names, (tuple, list)) or not all(isinstance(name, str) for name in names):
+        raise InvalidRequest("audit.syscalls", f"takes names of system calls, not {names!r}")
+    if not 0 < audit.records <= AUDIT_RECORDS_MAX:
+        raise InvalidRequest("audit.records", f"takes 1 to {AUDIT_RECORDS_MAX}, not {audit.records!r}")
 
 
 def _raise_open_files() -> None:

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import posixpath
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 
-from shoal.errors import FileExists, InvalidRequest, LimitExceeded, NotFound, SandboxGone
+from shoal.errors import FileExists, InvalidRequest, LimitExceeded, NotFound, PermissionDenied, SandboxGone
 from shoal.node.accounts import ROOT, Account, find_account
 from shoal.node.commands import Command, check
 from shoal.node.files import Files
-from shoal.node.interface import CommandRequest, CreateRequest
+from shoal.node.interface import CommandRequest, CreateRequest, ShellRequest
+from shoal.node.marks import Marks
 from shoal.node.networks import SandboxNetwork
-from shoal.sandbox.channel import Flag, Request
+from shoal.node.register import Register
+from shoal.node.shells import Shell, open_shell, shell_argv
+from shoal.node.watch import Watch
+from shoal.sandbox.channel import Exit, Flag, Request
 from shoal.sandbox.interface import Box
 from shoal.sandbox.values import encode_list
 from shoal.types import Layer, Result, SandboxInfo
 
 _TERM = {"TERM": "xterm-256color"}
+_ENDED_SHELLS = 1024
 _ACCOUNTS_MAX = 1 << 20
 """Bytes of /etc/passwd and of /etc/group that are read; a sandbox may have made anything of them."""
 _NO_ACCOUNTS = (NotFound, FileExists, InvalidRequest, LimitExceeded)
@@ -39,10 +46,15 @@ class Sandbox:
         self.box = box
         self.info = info
         self.network = network
+        self.access = request.access
+        """The policy in force."""
         self.clock: asyncio.TimerHandle | None = None
         self.layers: tuple[Layer, ...] = ()
         """Those that it holds in the store."""
-        self.commands: dict[int, Command] = {}
+        self.commands = Register()
+        self._shells: dict[int, Shell] = {}
+        self.watches: dict[int, Watch] = {}
+        self.marks = Marks()
         self._request = request
         self._environment = {**environment, **request.env}
         self._encoded: dict[Account, bytes] = {}
@@ -52,12 +64,20 @@ class Sandbox:
         """Starts a command; returns when init has it or refuses."""
         check(request)
         account = await self.account(self._request.user if request.user is None else request.user)
-        command = Command(request, streamed=streamed)
-        command.start(self.box, self._wire(request, account, streamed=streamed))
+        command = Command(request, streamed=streamed, output=self.info.profile.output)
+        wire = self._wire(request, account, streamed=streamed)
+        command.start(self.box, wire)
+        if self.access is not None:
+            command.process.ended.add_done_callback(functools.partial(self._note, str(wire.argv[0])))
         if request.stdin is not None:
             feeding = asyncio.get_running_loop().create_task(self._feed(command, request))
             command.process.ended.add_done_callback(lambda _: feeding.cancel())
         return command
+
+    def _note(self, program: str, ended: asyncio.Future[Exit]) -> None:
+        error = None if ended.cancelled() else ended.exception()
+        if isinstance(error, PermissionDenied):
+            self.box.audit.add(time.time(), "denied", 0, program, str(error), allowed=False)
 
     async def _feed(self, command: Command, request: CommandRequest) -> None:
         await command.process.send_input(request.stdin or b"")
@@ -69,10 +89,29 @@ class Sandbox:
         try:
             return await self._run(request)
         except NotFound:
-            if not isinstance(request.cmd, str) or self._shell == "/bin/sh" or not await self._lacks_bash():
+            if not isinstance(request.cmd, str) or not await self._turns_to_sh():
                 raise
-        self._shell = "/bin/sh"
         return await self._run(request)
+
+    async def start_in_background(self, request: CommandRequest) -> Command:
+        """Returns when it has become the program. If the caller gives up before, all it started is killed."""
+        try:
+            command = await self._start(request)
+        except NotFound:
+            if not isinstance(request.cmd, str) or not await self._turns_to_sh():
+                raise
+            command = await self._start(request)
+        self.commands.add(command)
+        return command
+
+    async def _start(self, request: CommandRequest) -> Command:
+        command = await self.start(request, streamed=True)
+        try:
+            await asyncio.shield(command.process.pid)
+        except asyncio.CancelledError:
+            command.process.kill(9, tree=True)
+            raise
+        return command
 
     async def _run(self, request: CommandRequest) -> Result:
         command = await self.start(request, streamed=False)
@@ -82,8 +121,46 @@ class Sandbox:
             command.process.kill(9, tree=True)
             raise
 
-    async def _lacks_bash(self) -> bool:
-        return not await self.files(ROOT).exists(self._shell)
+    async def _turns_to_sh(self) -> bool:
+        """Once, where there is no bash."""
+        if self._shell == "/bin/sh" or await self.files(ROOT).exists(self._shell):
+            return False
+        self._shell = "/bin/sh"
+        return True
+
+    async def open_shell(self, request: ShellRequest) -> tuple[int, int]:
+        """(id, pid of the shell)."""
+        try:
+            shell = await self._open_shell(request)
+        except NotFound:
+            if not await self._turns_to_sh():
+                raise
+            shell = await self._open_shell(request)
+        self._shells[shell.id] = shell
+        self._forget_shells()
+        return shell.id, shell.pid
+
+    def _forget_shells(self) -> None:
+        """The oldest of those that have ended."""
+        ended = [id for id, shell in self._shells.items() if shell.closed is not None]
+        for id in ended[:-_ENDED_SHELLS]:
+            del self._shells[id]
+
+    async def _open_shell(self, request: ShellRequest) -> Shell:
+        startup = {**self._environment, **request.env}.get("BASH_ENV", "")
+        # What bash reads at its start would run with the session's socket as its stdin; it is read as a first command.
+        env = {**request.env, **({"BASH_ENV": ""} if startup else {})}
+        command = CommandRequest(cmd=shell_argv(self._shell), env=env, cwd=request.cwd, user=request.user)
+        check(command)
+        account = await self.account(self._request.user if request.user is None else request.user)
+        wire = self._wire(command, account, streamed=True)
+        return await open_shell(self.box, wire._replace(flags=wire.flags | Flag.SESSION), startup)
+
+    def shell(self, id: int) -> Shell:
+        try:
+            return self._shells[id]
+        except KeyError:
+            raise NotFound(f"sandbox {self.info.id} has no session {id}") from None
 
     def _wire(self, request: CommandRequest, account: Account, *, streamed: bool) -> Request:
         argv = [self._shell, "-c", request.cmd] if isinstance(request.cmd, str) else list(request.cmd)
@@ -135,16 +212,22 @@ class Sandbox:
         return Files(self.box, account, self._request.cwd)
 
     def command(self, id: int) -> Command:
+        if (command := self.commands.find(id)) is None:
+            raise NotFound(f"sandbox {self.info.id} has no command {id}, or it ended long ago")
+        return command
+
+    def watch(self, id: int) -> Watch:
         try:
-            return self.commands[id]
+            return self.watches[id]
         except KeyError:
-            raise NotFound(f"sandbox {self.info.id} has no command {id}") from None
+            raise NotFound(f"sandbox {self.info.id} has no watch {id}") from None
 
     async def close(self) -> None:
         """After its end: what of it is on our side."""
         if self.clock is not None:
             self.clock.cancel()
         self.commands.clear()
+        self.watches.clear()
         if self.network is not None:
             with suppress(SandboxGone):
                 await self.network.close()

@@ -5,6 +5,11 @@ and processes: those are for everything else. On the unified hierarchy commands 
 `cmd/<n>` made by init itself, by which a command's whole tree is killed and its CPU time read. A version-1 memory group
 takes 80 KiB of kernel memory, so there is one and not two.
 
+Where the unified hierarchy has the controllers, only leaves may have processes, and `delegation` says what follows for
+those of the host. Spawners are in `spawners` of the node's directory then, in a cgroup namespace with that directory
+as its root, which every init inherits: a namespace of init's own, made in its leaf, would keep it from starting
+commands in another one (mount option nsdelegate). What commands see of it is `/<random>/cmd/<n>`.
+
 The unified group of a sandbox is never used again: what was killed by `cgroup.kill` kills all that is born in it later.
 Version-1 groups, of which a sandbox sees nothing, serve the next one: to make and remove three of them takes a sixth
 of a short sandbox's processor time, and a removed memory group stays in memory while a page is charged to it.
@@ -15,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -29,6 +35,7 @@ _PERIOD_US: Final = 100_000
 _WEIGHTS: Final = {"best-effort": 100, "latency": 1000}
 """Shares of a busy processor, 100 being an ordinary process's."""
 _INIT: Final = "init"
+_SPAWNERS: Final = "spawners"
 _LEFT_CHARGED: Final = 64
 """A used group serves again if no more than this part of its memory is still charged to it."""
 _BUFFERS: Final = "memory.kmem.tcp.limit_in_bytes"
@@ -46,6 +53,8 @@ class Hierarchies(Struct, frozen=True):
     unified: Path | None
     v2_controllers: frozenset[str]
     """Controllers that the unified hierarchy offers to children of our group."""
+    home: Path | None = None
+    """The unified group that this process and what it starts is in, if that is not where groups are made."""
 
 
 def find_hierarchies(mountinfo: str, membership: str) -> Hierarchies:
@@ -117,6 +126,8 @@ class Cgroups:
         self._roots: dict[str, Path] = {}
         """Controller to the node's directory; "unified" for version 2."""
         self._v2: tuple[str, ...] = ()
+        self._home = hierarchies.home or hierarchies.unified
+        self._space: int | None = None
         for controller, parent in hierarchies.v1.items():
             self._make_root(controller, parent / name)
         if hierarchies.unified is not None and self._make_root("unified", hierarchies.unified / name):
@@ -143,15 +154,39 @@ class Cgroups:
         return usable
 
     def _delegate(self, offered: frozenset[str]) -> tuple[str, ...]:
+        """Has the controllers passed on to the node's directory. It passes them on itself once the first spawner has
+        been in it (`enable`): after that no process may be."""
+        root = self._roots["unified"]
         wanted = tuple(c for c in CONTROLLERS if c in offered and c not in self._roots)
-        usable = []
         for controller in wanted:
             with contextlib.suppress(OSError):
-                # Refused by a parent that has processes of its own; then only kill and freeze are left to us.
-                _write(self._roots["unified"].parent / "cgroup.subtree_control", f"+{controller}")
-                _write(self._roots["unified"] / "cgroup.subtree_control", f"+{controller}")
-                usable.append(controller)
-        return tuple(usable)
+                _write(root.parent / "cgroup.subtree_control", f"+{controller}")
+        given = _read(f"{root}/cgroup.controllers").decode().split() if wanted else []
+        usable = tuple(c for c in wanted if c in given)
+        if usable:
+            (root / _SPAWNERS).mkdir()
+        return usable
+
+    @property
+    def home(self) -> Path | None:
+        """The group that spawners are born in, if they are to leave it for the one in the node's directory."""
+        return self._home if self._v2 else None
+
+    @property
+    def space(self) -> int | None:
+        """The cgroup namespace of all spawners, once one has made it."""
+        return self._space
+
+    def enable(self, space: int) -> None:
+        """Now that the first spawner has been in the node's directory, and has made its namespace there."""
+        self._space = space
+        for controller in self._v2:
+            _write(self._roots["unified"] / "cgroup.subtree_control", f"+{controller}")
+
+    @property
+    def spawners(self) -> str:
+        """The group of spawners, by its path below the node's unified directory."""
+        return _SPAWNERS
 
     @property
     def unenforced(self) -> tuple[str, ...]:
@@ -167,12 +202,16 @@ class Cgroups:
     def new(self) -> Group:
         """A name for one more group; `create` makes it."""
         self._next += 1
-        return Group(f"b{self._next}", f"b{self._next}")
+        return Group(self._unified_name(), f"b{self._next}")
 
     def renew(self, group: Group) -> Group:
         """A name for one more group, in the version-1 directories and with the limits of one that has ended."""
         self._next += 1
-        return Group(f"b{self._next}", group.version1, group.limits)
+        return Group(self._unified_name(), group.version1, group.limits)
+
+    def _unified_name(self) -> str:
+        """Where it shows inside, it does not tell the how manieth the sandbox is."""
+        return secrets.token_hex(8) if self._v2 else f"b{self._next}"
 
     def renewable(self, group: Group) -> bool:
         """Whether a group without processes is as good as a new one: next to nothing is charged to it any more."""
@@ -269,6 +308,11 @@ class Cgroups:
         """The same for each command, which is in init's group for processor time by birth."""
         return [(c, f"{group.version1}/tasks") for c in ("memory", "pids") if c in self._roots]
 
+    @property
+    def own_namespaces(self) -> bool:
+        """Whether each init makes a cgroup namespace; else it has the spawners'."""
+        return not self._v2
+
     def leaves(self) -> Sequence[tuple[str, str]]:
         """Where init goes after a visit to the groups of `command_joins`, in which its cgroup namespace is made."""
         return [(c, "tasks") for c in ("memory", "pids") if c in self._roots]
@@ -289,11 +333,26 @@ class Cgroups:
             return ("memory", f"{group.version1}/memory.oom_control")
         return ("unified", f"{group.name}/cmd/memory.events") if "memory" in self._v2 else None
 
+    def process_events(self, group: Group) -> tuple[str, str] | None:
+        """The file that counts processes which the limit refused."""
+        if "pids" in self._roots:
+            return ("pids", f"{group.version1}/pids.events")
+        return ("unified", f"{group.name}/cmd/pids.events") if "pids" in self._v2 else None
+
     def close(self) -> None:
         """Removes the node's directories. Their groups must be gone."""
+        self.forsake()
         for root in self._roots.values():
             with contextlib.suppress(OSError):
+                (root / _SPAWNERS).rmdir()
+            with contextlib.suppress(OSError):
                 root.rmdir()
+
+    def forsake(self) -> None:
+        """See `NamespaceTier.forsake`."""
+        if self._space is not None:
+            os.close(self._space)
+            self._space = None
 
 
 def _read(path: str) -> bytes:

@@ -7,8 +7,9 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final, Protocol
 
 from shoal.errors import (
     Interrupted,
@@ -22,25 +23,31 @@ from shoal.errors import (
 from shoal.sandbox.frame import (
     DATA_MAX,
     PAYLOAD_MAX,
+    RECEIVE,
     Decoder,
     Exit,
     FileOperation,
     Flag,
     Kind,
+    Report,
     Request,
     decode_exit,
+    decode_report,
     encode,
+    encode_header,
 )
 from shoal.sandbox.plan import Plan
 
-__all__ = ["Channel", "Exit", "FileOperation", "Flag", "Process", "Request"]
+__all__ = ["Channel", "Exit", "FileOperation", "Flag", "Process", "Report", "Request"]
 
 WINDOW: Final = 1 << 20
 """Bytes of output that may be on the way for each stream of a command."""
-INPUT_WINDOW: Final = 256 << 10
+INPUT_WINDOW: Final = 512 << 10
 """Bytes of input that may wait in init for a command to read."""
-_RECEIVE: Final = 64 << 10
-"""Below the size from which malloc maps and unmaps memory for each call."""
+_RECEIVES: Final = 16
+"""Pieces of a large payload that are received at one wake-up, before other sandboxes have their turn."""
+
+_SO_SNDBUFFORCE: Final = 32
 
 _STEPS: Final = ("", "request", "pipes", "process", "cgroup", "terminal", "user", "cwd", "program")
 
@@ -48,10 +55,16 @@ Receiver = Callable[[int, bytes], None]
 """Called with stream (1 or 2) and bytes, on the node's loop."""
 
 
+class Sender(Protocol):
+    """Who carries what a process is told."""
+
+    def send(self, kind: Kind, id: int, payload: bytes | memoryview = b"", stream: int = 0) -> None: ...
+
+
 class Process:
     """A command or file operation that init was asked to start."""
 
-    def __init__(self, channel: Channel, id: int, receive: Receiver, auto_credit: bool) -> None:
+    def __init__(self, channel: Sender, id: int, receive: Receiver, auto_credit: bool) -> None:
         loop = asyncio.get_running_loop()
         self.id = id
         self.pid: asyncio.Future[int] = loop.create_future()
@@ -63,12 +76,14 @@ class Process:
         self._in_flight = 0
         self._room = asyncio.Event()
         self._input_closed = False
+        self.on_report: Callable[[Report], None] | None = None
+        """What a session's shell says goes here."""
 
     async def send_input(self, data: bytes | memoryview) -> None:
         """Waits while more than `INPUT_WINDOW` is unread. What is sent to a command that has ended is lost."""
         view = memoryview(data)
         for start in range(0, len(view), DATA_MAX):
-            part = bytes(view[start : start + DATA_MAX])
+            part = view[start : start + DATA_MAX]
             while self._in_flight >= INPUT_WINDOW and not self.ended.done():
                 self._room.clear()
                 await self._room.wait()
@@ -88,6 +103,11 @@ class Process:
         if not self.ended.done():
             self._channel.send(Kind.SIGNAL, self.id, struct.pack("<iI", signal, tree))
 
+    def interrupt(self, signal: int) -> None:
+        """Of a session: the signal to its shell alone, SIGKILL to what that started since it was sent something."""
+        if not self.ended.done():
+            self._channel.send(Kind.SIGNAL, self.id, struct.pack("<iI", signal, 2))
+
     def resize(self, rows: int, cols: int) -> None:
         if not self.ended.done():
             self._channel.send(Kind.RESIZE, self.id, struct.pack("<II", rows, cols))
@@ -99,14 +119,16 @@ class Process:
             self._channel.send(Kind.CREDIT, self.id, struct.pack("<I", self._owed[stream]), stream)
             self._owed[stream] = 0
 
-    def credit_automatically(self) -> None:
-        """From now on whatever arrives counts as used up."""
-        self._auto_credit = True
-
     def take_output(self, stream: int, data: bytes) -> None:
         self._receive(stream, data)
         if self._auto_credit:
             self.grant(stream, len(data))
+
+    def take_report(self, report: Report) -> None:
+        if self.on_report is not None:
+            self.on_report(report)
+        if not self.ended.done():
+            self._channel.send(Kind.CREDIT, self.id, bytes(4))
 
     def take_consumed(self, count: int) -> None:
         self._in_flight -= count
@@ -140,6 +162,7 @@ class Channel:
         self._closed: str | None = None
         self.ready: asyncio.Future[None] = self._loop.create_future()
         sock.setblocking(False)
+        _widen(sock)
         self._loop.add_reader(sock.fileno(), self._readable)
 
     def start(self, request: Request, receive: Receiver, *, auto_credit: bool = True) -> Process:
@@ -155,24 +178,44 @@ class Channel:
         self.send(Kind.FILE if request.operation > 0 else Kind.SPAWN, process.id, payload)
         return process
 
-    def send(self, kind: Kind, id: int, payload: bytes = b"", stream: int = 0) -> None:
+    def send(self, kind: Kind, id: int, payload: bytes | memoryview = b"", stream: int = 0) -> None:
         """Never blocks; what the socket does not take waits here, bounded by the windows of the commands."""
         if self._closed is not None:
             return
-        data = encode(kind, id, payload, stream, self._sent)
+        header = encode_header(kind, id, len(payload), stream, self._sent)
         self._sent = (self._sent + 1) & 0xFFFFFFFF
+        done = 0
         if not self._backlog:
             try:
-                done = self._socket.send(data)
+                done = self._socket.sendmsg((header, payload))
             except BlockingIOError:
-                done = 0
+                pass
             except OSError:
                 return  # the reader notices, and knows why
-            if done == len(data):
+            if done == len(header) + len(payload):
                 return
-            data = data[done:]
             self._loop.add_writer(self._socket.fileno(), self._writable)
-        self._backlog += data
+        self._backlog += header[done:]
+        self._backlog += payload[max(done - len(header), 0) :]
+
+    async def give(self, kind: Kind, payload: bytes, descriptors: Sequence[int]) -> None:
+        """Sends a frame of init's own with descriptors, which are closed here. What is sent later arrives later."""
+        try:
+            while self._closed is None:
+                if not self._backlog:
+                    with suppress(BlockingIOError):
+                        frame = encode(kind, 0, payload, 0, self._sent)
+                        done = socket.send_fds(self._socket, [frame], descriptors)
+                        self._sent = (self._sent + 1) & 0xFFFFFFFF
+                        if done < len(frame):  # the descriptors go with the first byte
+                            self._loop.add_writer(self._socket.fileno(), self._writable)
+                            self._backlog += frame[done:]
+                        return
+                await asyncio.sleep(0.001)
+            raise SandboxGone(self._sandbox, self._closed)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
 
     def _writable(self) -> None:
         try:
@@ -187,21 +230,28 @@ class Channel:
             self._loop.remove_writer(self._socket.fileno())
 
     def _readable(self) -> None:
+        for _ in range(_RECEIVES):
+            if not self._receive() or self._decoder.wanted == RECEIVE:
+                return
+
+    def _receive(self) -> bool:
+        """False if there was nothing, or there is nothing to come any more."""
         try:
-            data = self._socket.recv(_RECEIVE)
+            data = self._socket.recv(self._decoder.wanted)
         except BlockingIOError:
-            return
+            return False
         except OSError:
             data = b""
         if not data:
             self.close("init_died")
-            return
+            return False
         try:
             for kind, stream, id, payload in self._decoder.feed(data):
                 self._handle(kind, stream, id, payload)
         except (PlatformError, LookupError, struct.error, asyncio.InvalidStateError):
             # Nothing inside can write to this socket, so this is a fault of ours; what it said can't be relied on.
             self.close("lost")
+        return self._closed is None
 
     def _handle(self, kind: int, stream: int, id: int, payload: bytes) -> None:
         match kind:
@@ -219,12 +269,23 @@ class Channel:
             case Kind.TAKEN:
                 if id in self._processes:
                     self._processes[id].take_consumed(int.from_bytes(payload, "little"))
+            case Kind.REPORT:
+                self._processes[id].take_report(decode_report(payload))
             case Kind.READY:
                 self.ready.set_result(None)
             case Kind.FAILED:
                 step, error = struct.unpack_from("<Ii", payload)
                 detail = payload[8:].decode("utf-8", "replace")
                 self.ready.set_exception(SetupFailed(self._plan.describe(step), error, detail))
+
+    def hold(self) -> None:
+        """Takes nothing from init until `resume`."""
+        if self._closed is None:
+            self._loop.remove_reader(self._socket.fileno())
+
+    def resume(self) -> None:
+        if self._closed is None:
+            self._loop.add_reader(self._socket.fileno(), self._readable)
 
     def forsake(self) -> None:
         """In a forked child of the node: lets go of the connection, which is the parent's."""
@@ -248,6 +309,14 @@ class Channel:
             process.finish(gone)
         self._processes.clear()
         self._on_close(reason)
+
+
+def _widen(sock: socket.socket) -> None:
+    """Room for all input that may be on the way, so that none of it waits in a copy here."""
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, INPUT_WINDOW)
+    except PermissionError:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, INPUT_WINDOW)
 
 
 def refusal(error: int, step: str) -> Exception:

@@ -9,6 +9,8 @@ from typing import Final
 
 from msgspec import Struct
 
+from shoal.sandbox.access import Access, add_domain, add_policy
+from shoal.sandbox.machine import PROC_FILES, PROC_FOLDER
 from shoal.sandbox.plan import HOST_MOUNTS, HOST_NETWORK, NONE, NULL_DEVICE, OWN_MOUNTS, Plan
 from shoal.sandbox.slots import IDS
 
@@ -39,6 +41,7 @@ CAPABILITY_MASK: Final = sum(1 << number for number in _CAPABILITIES.values())
 # Registers. The first two are sent along.
 _CHANNEL, _NETWORK, _UPPER, _RAW, _ROOT, _SHM, _SCRATCH, _COMMANDS, _EVENTS, _INIT_GROUP, _SYS, _TERMINALS = range(12)
 _FIRST_JOIN: Final = 12
+_PROCESS_EVENTS: Final = 17
 _FIRST_DEVICE: Final = 18
 _FIRST_OVERLAY: Final = 24
 MOUNTS_MAX: Final = 40
@@ -69,6 +72,9 @@ class Accounting(Struct, frozen=True):
     """Files by which init leaves the groups of `command_joins` again."""
     commands_group: tuple[int, str] | None = None
     oom_events: tuple[int, str] | None = None
+    process_events: tuple[int, str] | None = None
+    own_namespace: bool = True
+    """Whether init makes a cgroup namespace; else it keeps the spawner's."""
 
 
 class Parts(Struct, frozen=True, kw_only=True):
@@ -89,10 +95,12 @@ class Parts(Struct, frozen=True, kw_only=True):
     processes: int
     """Limit by the kernel's count of the sandbox's root; 0 where a cgroup limits them."""
     sys: int
-    """Kept descriptor of the /sys tree."""
+    """Kept descriptor of the /sys tree, which has the files for /proc too."""
     devices: Devices
     accounting: Accounting
     seccomp: bytes
+    access: Access | None = None
+    """What of all this commands may use; None for all."""
 
 
 def compose(plan: Plan, parts: Parts) -> None:
@@ -129,9 +137,12 @@ class Shape(Struct, frozen=True):
     command_joins: int
     commands_group: bool
     oom_events: bool
+    process_events: bool
     open_files: int
     processes: int
     seccomp: bytes
+    own_namespace: bool
+    access: Access | None
 
 
 def _shape(parts: Parts) -> Shape:
@@ -144,9 +155,12 @@ def _shape(parts: Parts) -> Shape:
         len(accounting.command_joins),
         accounting.commands_group is not None,
         accounting.oom_events is not None,
+        accounting.process_events is not None,
         parts.open_files,
         parts.processes,
         parts.seccomp,
+        accounting.own_namespace,
+        parts.access,
     )
 
 
@@ -206,6 +220,8 @@ def _open_cgroups(plan: Plan, accounting: Accounting) -> None:
         plan.add("open", _COMMANDS, *accounting.commands_group, os.O_RDONLY | os.O_DIRECTORY)
     if accounting.oom_events:
         plan.add("open", _EVENTS, *accounting.oom_events, os.O_RDONLY)
+    if accounting.process_events:
+        plan.add("open", _PROCESS_EVENTS, *accounting.process_events, os.O_RDONLY)
     for index, join in enumerate((*accounting.init_joins, *accounting.command_joins, *accounting.leaves)):
         plan.add("open", _FIRST_JOIN + index, *join, os.O_WRONLY)
 
@@ -218,7 +234,8 @@ def _enter(plan: Plan, shape: Shape) -> None:
     for index in range(visited):
         plan.add("join", _FIRST_JOIN + index)
     plan.add("identity")
-    plan.add("unshare", _NEWCGROUP)
+    if shape.own_namespace:
+        plan.add("unshare", _NEWCGROUP)
     for index in range(shape.command_joins):
         plan.add("join", _FIRST_JOIN + visited + index)
 
@@ -229,12 +246,18 @@ def _mount_inside(plan: Plan, shape: Shape) -> None:
         plan.add("attach", _FIRST_OVERLAY + index, _ROOT, target.lstrip("/"))
     _mount_new(plan, "proc", NOSUID | NODEV | NOEXEC, [], "proc")
     plan.add("attach", _SYS, _ROOT, "sys")
+    plan.add("bind", _ROOT, f"sys/{PROC_FOLDER}", "proc", PROC_FILES)
     for index, name in enumerate(shape.devices):
         plan.add("attach", _FIRST_DEVICE + index, _ROOT, f"dev/{name}")
     plan.add("mount", _TERMINALS, "devpts", NOSUID | NOEXEC, ["ptmxmode=0666", "mode=0620", f"max={_TERMINALS_MAX}"])
     plan.add("attach", _TERMINALS, _ROOT, "dev/pts")
     _mount_new(plan, "mqueue", NOSUID | NODEV | NOEXEC, [], "dev/mqueue")
     plan.add("attach", _SHM, _ROOT, "dev/shm")
+    if shape.access is not None:
+        # File operations of the sandbox's owner go by the tree as it is before.
+        plan.add("clone_all", _SCRATCH, _ROOT)
+        plan.add("view", _SCRATCH)
+        add_policy(plan, _ROOT, shape.access, shape.targets)
     plan.add("pivot", _ROOT)
 
 
@@ -253,6 +276,7 @@ def _lock_down(plan: Plan, shape: Shape) -> None:
         "commands",
         _COMMANDS if shape.commands_group else NONE,
         _EVENTS if shape.oom_events else NONE,
+        _PROCESS_EVENTS if shape.process_events else NONE,
         NULL_DEVICE,
         _TERMINALS,
         shape.open_files,
@@ -260,4 +284,6 @@ def _lock_down(plan: Plan, shape: Shape) -> None:
         list(range(first, first + shape.command_joins)),
     )
     plan.add("capabilities", CAPABILITY_MASK)
+    if shape.access is not None:
+        add_domain(plan, shape.access)
     plan.add("seccomp", 1, shape.seccomp)

@@ -10,6 +10,7 @@ import asyncio
 import fcntl
 import os
 import secrets
+import shutil
 import struct
 import subprocess
 from pathlib import Path
@@ -37,16 +38,32 @@ class DiskUpper:
         os.close(self._descriptor)
 
 
+def missing() -> str | None:
+    """What this machine lacks for such layers, with the way out; None where it has all."""
+    if os.geteuid() != 0:
+        return "root, to mount a file system"
+    if not os.access("/dev/loop-control", os.W_OK):
+        return "loop devices (sudo modprobe loop; in a container: --device /dev/loop-control and loop devices)"
+    if shutil.which("mke2fs", path=_path()) is None:
+        return "mke2fs: install e2fsprogs"
+    return None
+
+
+def free(folder: Path) -> int:
+    """Bytes that are left where the layers are to lie."""
+    folder.mkdir(parents=True, exist_ok=True)
+    usage = os.statvfs(folder)
+    return usage.f_bavail * usage.f_frsize
+
+
 async def make_upper(folder: Path, size: int, inodes: int) -> DiskUpper:
     """`folder`: on the disk it is to lie on. Unsupported without loop devices or mke2fs, StorageFull."""
     return await asyncio.to_thread(_make, folder, max(size, _LEAST), inodes)
 
 
 def _make(folder: Path, size: int, inodes: int) -> DiskUpper:
-    folder.mkdir(parents=True, exist_ok=True)
-    free = os.statvfs(folder)
-    if free.f_bavail * free.f_frsize < _LEAST:
-        raise StorageFull(f"{folder} has {free.f_bavail * free.f_frsize} bytes free, too few for a sandbox's files")
+    if (room := free(folder)) < _LEAST:
+        raise StorageFull(f"{folder} has {room} bytes free, too few for a sandbox's files")
     path = folder / f"upper-{secrets.token_hex(8)}"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

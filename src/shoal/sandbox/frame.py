@@ -12,8 +12,14 @@ from shoal.sandbox.values import encode_int, encode_list, encode_text
 
 HEADER: Final = struct.Struct("<IBBHII")
 PAYLOAD_MAX: Final = 4 << 20
-DATA_MAX: Final = 64 << 10
-_EXIT: Final = struct.Struct("<iIQQQ")
+DATA_MAX: Final = 256 << 10
+"""Bytes of input in one frame."""
+RECEIVE: Final = 64 << 10
+"""Bytes to ask for when anything may come. Below the size from which malloc maps and unmaps memory for each call."""
+PIECE: Final = 256 << 10
+"""Bytes of a large payload to ask for at a time."""
+_EXIT: Final = struct.Struct("<iIQQQI")
+_REPORT: Final = struct.Struct("<IQ")
 
 
 class Kind(IntEnum):
@@ -25,6 +31,7 @@ class Kind(IntEnum):
     SIGNAL = 4
     CREDIT = 5
     RESIZE = 6
+    NARROW = 15
     READY = 16
     FAILED = 17
     STARTED = 18
@@ -32,6 +39,7 @@ class Kind(IntEnum):
     OUTPUT = 20
     EXIT = 21
     TAKEN = 22
+    REPORT = 23
 
 
 _KINDS: Final = frozenset(Kind)
@@ -45,6 +53,8 @@ class Flag(IntFlag):
     TTY = 2
     REPORT_PID = 4
     """Say the pid as soon as it is known; else only the end is told, which saves a wake-up."""
+    SESSION = 8
+    """Its stdin is a socket, and what it itself says on it comes back as reports."""
 
 
 class FileOperation(IntEnum):
@@ -59,6 +69,9 @@ class FileOperation(IntEnum):
     REMOVE = 7
     RENAME = 8
     SYMLINK = 9
+    PACK = 10
+    UNPACK = 11
+    WATCH = 12
 
 
 class Frame(NamedTuple):
@@ -77,39 +90,92 @@ class Exit(NamedTuple):
     duration_ns: int
     cpu_us: int
     peak_memory: int
+    refused: int = 0
+    """Processes that the limit refused to the sandbox meanwhile; counted where the command failed."""
 
 
 def encode(kind: int, id: int, payload: bytes = b"", stream: int = 0, number: int = 0) -> bytes:
-    return HEADER.pack(len(payload), kind, stream, 0, id, number) + payload
+    return encode_header(kind, id, len(payload), stream, number) + payload
+
+
+def encode_header(kind: int, id: int, length: int, stream: int = 0, number: int = 0) -> bytes:
+    """What goes before a payload of that length."""
+    return HEADER.pack(length, kind, stream, 0, id, number)
 
 
 class Decoder:
-    """Cuts a byte stream into frames and checks that none is missing."""
+    """Cuts a byte stream into frames and checks that none is missing.
+
+    The payload of an OUTPUT frame is handed on as it comes, in as many frames as it takes: nothing of it waits here and
+    nothing of it is copied where `wanted` is heeded.
+    """
 
     def __init__(self) -> None:
         self._pending = b""
-        self._number = 0
+        self.number = 0
+        """Frames that have begun."""
+        self.left = 0
+        """Bytes of an OUTPUT frame that are still to come."""
+        self._stream = 0
+        self._id = 0
+        self.wanted = RECEIVE
+        """How many bytes to receive next: what is left of a large payload, then the next header alone."""
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """The frames that `data` completes. PlatformError when the stream cannot be right; it is final."""
+        if self.left:
+            piece = data[: self.left]
+            data = data[len(piece) :]
+            self._continue(len(piece))
+            yield Frame(Kind.OUTPUT, self._stream, self._id, piece)
+            if not data:
+                return
         if self._pending:
             data = self._pending + data
         at, end = 0, len(data)
         while end - at >= HEADER.size:
             length, kind, stream, zero, id, number = HEADER.unpack_from(data, at)
-            if length > PAYLOAD_MAX or zero or stream > 2 or kind not in _KINDS or number != self._number:
+            if length > PAYLOAD_MAX or zero or stream > 2 or kind not in _KINDS or number != self.number:
                 raise PlatformError(f"malformed frame from init: kind {kind}, length {length}, number {number}")
             start = at + HEADER.size
-            if end - start < length:
+            whole = end - start >= length
+            if not whole and kind != Kind.OUTPUT:
                 break
-            self._number = (number + 1) & 0xFFFFFFFF
-            at = start + length
-            yield Frame(kind, stream, id, data[start:at])
+            self.number = (number + 1) & 0xFFFFFFFF
+            at = min(start + length, end)
+            if not whole:
+                self._begin(stream, id, length - (end - start))
+            if at > start or whole:
+                yield Frame(kind, stream, id, data[start:at])
         self._pending = data[at:]
+        if not self.left:
+            self.wanted = RECEIVE
+
+    def _begin(self, stream: int, id: int, left: int) -> None:
+        self._stream, self._id, self.left = stream, id, left
+        self.wanted = min(left, PIECE)
+
+    def _continue(self, length: int) -> None:
+        self.left -= length
+        self.wanted = min(self.left, PIECE) or HEADER.size
 
 
 def decode_exit(payload: bytes) -> Exit:
     return Exit(*_EXIT.unpack(payload))
+
+
+class Report(NamedTuple):
+    """What the shell of a session said. All output that came before it has been handed over."""
+
+    oom_kills: int
+    """Since its last report, as the next one."""
+    cpu_us: int
+    text: bytes
+
+
+def decode_report(payload: bytes) -> Report:
+    oom_kills, cpu_us = _REPORT.unpack_from(payload)
+    return Report(oom_kills, cpu_us, payload[_REPORT.size :])
 
 
 class Request(NamedTuple):

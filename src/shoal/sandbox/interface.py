@@ -7,8 +7,10 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
+from shoal.sandbox.access import Access
+from shoal.sandbox.audit import AuditLog
 from shoal.sandbox.channel import Process, Receiver, Request
-from shoal.types import Layer, Profile
+from shoal.types import Audit, Layer, Profile
 
 Listeners = tuple[int, ...]
 """Descriptors of the sockets of a filtered network: egress TCP, DNS UDP, DNS TCP."""
@@ -23,6 +25,8 @@ class BoxSpec(Struct, frozen=True, kw_only=True):
     """Highest first."""
     profile: Profile
     network: Literal["isolated", "filtered"] = "isolated"
+    access: Access | None = None
+    audit: Audit = Audit()
 
 
 class Box(Protocol):
@@ -36,6 +40,10 @@ class Box(Protocol):
     listeners: Listeners
     writable: int
     """Bytes that its files may take."""
+    storage: Literal["memory", "disk"]
+    """Where they are."""
+    audit: AuditLog
+    """What was asked to be written down of it."""
 
     def start(self, request: Request, receive: Receiver, *, auto_credit: bool = True) -> Process:
         """Asks its init to start a command or a file operation. SandboxGone if it has ended."""
@@ -43,6 +51,11 @@ class Box(Protocol):
 
     async def lowers(self) -> list[list[int]]:
         """Directory descriptors of the read-only layers of each of `mounts`, highest first. The caller closes them."""
+        ...
+
+    async def set_access(self, access: Access) -> None:
+        """Tightens what its commands may use, also of those that run. InvalidRequest if anything would be loosened;
+        SetupFailed if a step fails, by which it may have become tighter and nothing looser."""
         ...
 
     async def kill(self, reason: str) -> None:
@@ -55,6 +68,12 @@ class Tier(Protocol):
 
     unenforced: tuple[str, ...]
     """Limits of a profile that this tier can't enforce on this machine."""
+    capabilities: tuple[str, ...]
+    """What its sandboxes can do beyond what every one can, as in the SDK's `capabilities`."""
+    layered: bool
+    """Whether its sandboxes are made of layers and have networks of their own."""
+    prefix: str
+    """How the ids of its sandboxes begin."""
 
     async def start(self) -> None: ...
 

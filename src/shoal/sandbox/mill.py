@@ -9,14 +9,13 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Final
 
 from msgspec import Struct
 
 from shoal.errors import PlatformError
 from shoal.sandbox.cgroup import Cgroups, Group, Limits
-from shoal.sandbox.plan import FIRST_FREE_KEY, HOST_MOUNTS, NONE, OWN_MOUNTS, Plan
+from shoal.sandbox.plan import FIRST_FREE_KEY, HOME_GROUP, HOST_MOUNTS, NONE, OWN_MOUNTS, Plan
 from shoal.sandbox.slots import FIRST, IDS
 from shoal.sandbox.spawner import Reply, Spawner
 
@@ -25,7 +24,8 @@ _NETWORK_OWNER: Final = FIRST - IDS
 _SWEEP_SECONDS: Final = 0.1
 _BATCH: Final = 10
 """Each brings up to five descriptors, and a plan takes 64."""
-_CLOSE_TRIES: Final = 50
+_CLOSE_SECONDS: Final = 5.0
+_NEWCGROUP: Final = 0x2000000
 _SPARE: Final = 64
 """Used cgroups that are kept for the next sandboxes."""
 
@@ -70,6 +70,7 @@ class Mill:
             plan.add("userns", 0, mapping, mapping)
             plan.add("keep", 0, self._owner)
         await self._spawner.run(plan)
+        await house(self._spawner, self._cgroups, self._keys)
 
     async def _run(self, plan: Plan, descriptors: Sequence[int] = ()) -> Reply:
         async with self._starting:
@@ -111,9 +112,10 @@ class Mill:
     async def _sweep(self) -> None:
         """Several in one plan. If a process is still on its way out of one, that one ends the plan; all of it is tried
         again, one by one."""
-        waiting, self._leftovers = self._leftovers, deque()
-        while waiting:
-            batch = [waiting.popleft() for _ in range(min(len(waiting), _BATCH))]
+        tried: set[str] = set()
+        while self._leftovers and self._leftovers[0][0].name not in tried:
+            batch = [self._leftovers.popleft() for _ in range(min(len(self._leftovers), _BATCH))]
+            tried |= {group.name for group, _ in batch}
             if not await self._retire([group for group, _ in batch], [each for _, held in batch for each in held]):
                 for group, _ in batch:
                     if not await self._retire([group], []):
@@ -150,14 +152,10 @@ class Mill:
     async def close(self) -> None:
         """Takes apart what is left and ends the process. What a process stuck in the kernel holds stays."""
         if self._sweeping is not None:
+            # Not cut off in the middle: what it has in hand would be nobody's.
+            await asyncio.wait([self._sweeping], timeout=_CLOSE_SECONDS)
             self._sweeping.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._sweeping
-        for _ in range(_CLOSE_TRIES):
-            await self._sweep()
-            if not self._leftovers:
-                break
-            await asyncio.sleep(_SWEEP_SECONDS)
+            await asyncio.wait([self._sweeping])
         while self._spare:
             await self._remove([self._spare.popleft()])
         self._closed = True
@@ -178,3 +176,27 @@ def keep_roots(plan: Plan, cgroups: Cgroups, keys: Mapping[str, int]) -> None:
         plan.add("open", 1, NONE, str(path), os.O_PATH | os.O_DIRECTORY)
         plan.add("enter", OWN_MOUNTS)
         plan.add("keep", 1, keys[name])
+
+
+async def house(spawner: Spawner, cgroups: Cgroups, keys: Mapping[str, int]) -> None:
+    """Moves a spawner into the node's unified directory where it must be there; `keep_roots` came before. The first one
+    makes the cgroup namespace that all others enter, from within the directory that is to be its root."""
+    if cgroups.home is None:
+        return
+    plan, space = Plan(), cgroups.space
+    plan.add("enter", HOST_MOUNTS)
+    plan.add("open", 1, NONE, f"{cgroups.home}/cgroup.procs", os.O_WRONLY)
+    plan.add("enter", OWN_MOUNTS)
+    plan.add("open", 2, keys["unified"], f"{cgroups.spawners}/cgroup.procs", os.O_WRONLY)
+    plan.add("keep", 1, HOME_GROUP)
+    if space is not None:
+        plan.add("join", 2)
+        plan.add("enter", 0)
+        await spawner.run(plan, [space])
+        return
+    plan.add("open", 3, keys["unified"], "cgroup.procs", os.O_WRONLY)
+    plan.add("join", 3)
+    plan.add("unshare", _NEWCGROUP)
+    plan.add("join", 2)
+    await spawner.run(plan)
+    cgroups.enable(spawner.open_cgroups())

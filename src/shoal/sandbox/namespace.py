@@ -5,150 +5,53 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-import signal
-import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from shoal.errors import InvalidRequest, PlatformError, SandboxGone, Unsupported
+import msgspec
+
+from shoal.errors import InvalidRequest, PlatformError
+from shoal.sandbox import apparmor
+from shoal.sandbox.box import NamespaceBox
 from shoal.sandbox.cgroup import Cgroups, Limits, find_hierarchies
-from shoal.sandbox.channel import Channel, Process, Receiver, Request
 from shoal.sandbox.compose import MOUNTS_MAX, Devices, Mount, Parts, compose
+from shoal.sandbox.delegation import take_place
 from shoal.sandbox.disk import make_upper
 from shoal.sandbox.interface import BoxSpec
 from shoal.sandbox.leftovers import claim, sweep
+from shoal.sandbox.listener import Listener, check
+from shoal.sandbox.machine import fill, processors
 from shoal.sandbox.mill import Mill
 from shoal.sandbox.plan import Plan
+from shoal.sandbox.processors import Processors, as_mask
+from shoal.sandbox.room import Rooms
 from shoal.sandbox.seccomp import compile_filter
 from shoal.sandbox.shard import Seat, Shard
 from shoal.sandbox.slots import Slots
-from shoal.sandbox.trees import DEVICES, MountPoints, fill_sys
-from shoal.types import KiB, Layer, MiB, Profile
+from shoal.sandbox.trees import DEVICES, MountPoints
+from shoal.types import KiB, Layer, MiB
 
-_DEATH_SECONDS: Final = 30.0
 _TMPFS_INODE: Final = 1 * KiB
 """What an empty file on a tmpfs costs; charged to the sandbox like everything in it."""
-_SYS: Final = Layer(digest="tree:sys", source="")
-
-
-class NamespaceBox:
-    """One sandbox of this tier."""
-
-    def __init__(
-        self, tier: NamespaceTier, spec: BoxSpec, shard: Shard, seat: Seat, on_end: Callable[[str, str], None]
-    ) -> None:
-        self.id = spec.id
-        self._layers = spec.layers
-        self.upper = -1
-        self.mounts: tuple[str, ...] = ()
-        self.listeners = seat.ready.listeners if seat.ready else ()
-        self.writable = 0
-        self._tier = tier
-        self._shard = shard
-        self._seat = seat
-        self._on_end = on_end
-        self._reason: str | None = None
-        self._pidfd = -1
-        self._channel: Channel | None = None
-        self._dead = asyncio.get_running_loop().create_future()
-
-    async def launch(self, plan: Plan, limits: Limits) -> None:
-        """Carries the plan out, which sets these limits; returns when init answers."""
-        ready = self._seat.ready
-        assert ready is not None
-        ready.group.limits = None  # nobody knows which, if the plan fails
-        ours, theirs = socket.socketpair()
-        self._channel = Channel(self.id, ours, plan, self._disconnected)
-        try:
-            reply = await self._shard.spawner.run(plan, [theirs.fileno(), ready.network])
-        finally:
-            theirs.close()
-        self.upper, self._pidfd = reply.descriptors
-        ready.group.limits = limits
-        self._tier.expect_exit(reply.pid, self)
-        await self._channel.ready
-
-    def start(self, request: Request, receive: Receiver, *, auto_credit: bool = True) -> Process:
-        if self._channel is None or self._reason is not None:
-            raise SandboxGone(self.id, self._reason or "lost")
-        return self._channel.start(request, receive, auto_credit=auto_credit)
-
-    async def lowers(self) -> list[list[int]]:
-        by_target = [[layer for layer in self._layers if layer.target == target] for target in self.mounts]
-        descriptors = iter(await self._shard.share(layer for layers in by_target for layer in layers))
-        return [[next(descriptors) for _ in layers] for layers in by_target]
-
-    async def kill(self, reason: str) -> None:
-        self._end(reason)
-        if self._pidfd >= 0:
-            try:
-                async with asyncio.timeout(_DEATH_SECONDS):
-                    await asyncio.shield(self._dead)
-            except TimeoutError as error:
-                raise PlatformError(f"sandbox {self.id}: a process of it is stuck in the kernel") from error
-        else:
-            self.exited()
-
-    def _end(self, reason: str) -> None:
-        """Once; the first reason stands."""
-        if self._reason is not None:
-            return
-        self._reason = reason
-        if self._pidfd >= 0 and not self._dead.done():
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)  # with init all of its PID namespace dies
-        if self._channel is not None:
-            self._channel.close(reason)
-
-    def _disconnected(self, reason: str) -> None:
-        self._end(reason)
-
-    def forsake(self) -> None:
-        """See `NamespaceTier.forsake`."""
-        if self._channel is not None:
-            self._channel.forsake()
-        for descriptor in (self._pidfd, self.upper):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._pidfd = self.upper = -1
-
-    def belongs_to(self, shard: Shard) -> bool:
-        return self._shard is shard
-
-    def lost(self) -> None:
-        """Its spawner died: the kernel tells of init's death by the pidfd then."""
-        self._end("lost")
-        loop = asyncio.get_running_loop()
-
-        def dead() -> None:
-            loop.remove_reader(self._pidfd)
-            self.exited()
-
-        loop.add_reader(self._pidfd, dead)
-
-    def exited(self) -> None:
-        """Its init is dead, and with it every process of its PID namespace."""
-        if self._dead.done():
-            return
-        self._dead.set_result(None)
-        self._end("init_died")
-        held = [descriptor for descriptor in (self._pidfd, self.upper) if descriptor >= 0]
-        self._pidfd = self.upper = -1
-        self._shard.live -= 1
-        self._shard.give(self._seat, *held)
-        self._on_end(self.id, self._reason or "init_died")
+CHANNEL: Final = 0
+"""Register of init's end of the channel: the first descriptor that is sent along."""
 
 
 class NamespaceTier:
     """Makes namespace sandboxes with one spawner for each processor."""
 
+    capabilities: tuple[str, ...] = ("pty",)
+    layered = True
+    prefix = "sb"
+
     def __init__(self, run_dir: Path, disk: Path, networks: Mapping[str, Plan], *, shards: int | None = None) -> None:
         """`disk`: folder for writable layers on disk. `networks`: set-up of a network namespace by kind, as a plan."""
         self._disk = disk
         self._root = os.geteuid() == 0
-        hierarchies = find_hierarchies(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
+        hierarchies = take_place(
+            find_hierarchies(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
+        )
         sweep(hierarchies, run_dir)
         name, self._claim = claim(run_dir)
         self.cgroups = Cgroups(hierarchies, name)
@@ -164,11 +67,15 @@ class NamespaceTier:
         self._boxes: dict[int, NamespaceBox] = {}
         self._early_exits: set[int] = set()
         self._seccomp = b""
+        self._apparmor = False
+        self._closing: set[asyncio.Task[None]] = set()
         self._points: dict[tuple[str, ...], Layer] = {}
-        self._memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        self._rooms = Rooms(disk)
+        self._processors = Processors()
 
     async def start(self) -> None:
         self._seccomp = compile_filter()
+        self._apparmor = apparmor.is_loaded()
         await self._mill.start()
         for _ in range(self._count):
             shard = self._new_shard()
@@ -176,7 +83,6 @@ class NamespaceTier:
 
     async def _start(self, shard: Shard) -> None:
         await shard.start()
-        await shard.add_tree(_SYS.digest, fill_sys)
         if not self._root:
             keys = [(name, await shard.open_device(f"/dev/{name}")) for name in DEVICES]
             self._devices[id(shard)] = Devices(tuple(keys))
@@ -187,6 +93,7 @@ class NamespaceTier:
         return Shard(
             cgroups=self.cgroups,
             mill=self._mill,
+            processors=self._processors,
             slots=self._slots,
             on_exit=self._exited,
             on_lost=self._spawner_lost,
@@ -203,7 +110,9 @@ class NamespaceTier:
         return await self._create(spec, on_end)  # a spawner died under it, before anything of the caller's ran
 
     async def _create(self, spec: BoxSpec, on_end: Callable[[str, str], None]) -> NamespaceBox:
-        writable = self._writable(spec.profile)  # refuses before anything is taken
+        # Refuses before anything is taken.
+        spec = msgspec.structs.replace(spec, profile=self._rooms.settle(spec.profile))
+        check(spec.audit.syscalls)
         shard = await self._choose()
         shard.live += 1
         try:
@@ -212,13 +121,17 @@ class NamespaceTier:
             shard.live -= 1
             raise
         box = NamespaceBox(self, spec, shard, seat, on_end)
-        box.mounts, box.writable = self._targets(spec.layers), writable
+        box.mounts = self._targets(spec.layers)
         launch = asyncio.get_running_loop().create_task(self._launch(box, spec, shard, seat))
         try:
             await asyncio.shield(launch)
+            if spec.audit.files:
+                await box.watch_files()
         except BaseException:
             # Also when the caller gave up: what was begun is finished first, so that there is something to end.
             await asyncio.wait([launch])
+            if not launch.cancelled():
+                launch.exception()  # told by what is raised here, or of no interest to who gave up
             await box.kill("killed")
             raise
         return box
@@ -232,48 +145,46 @@ class NamespaceTier:
             await self._draft(kind, spec, shard, seat)
         assert seat.draft is not None
         shard.prepare = functools.partial(self._draft, kind, spec, shard)
-        await box.launch(seat.draft[1], self._limits(spec))
+        await box.launch(self._placed(seat.draft[1], spec, shard, seat), self._limits(spec))
 
     async def _launch_on_disk(self, box: NamespaceBox, spec: BoxSpec, shard: Shard, seat: Seat) -> None:
-        upper = await make_upper(self._disk, box.writable, spec.profile.inode_limit)
+        upper = await make_upper(self._disk, spec.profile.disk, spec.profile.inode_limit)
         try:
-            await box.launch(await self._plan(spec, shard, seat, upper.device), self._limits(spec))
+            plan = await self._plan(spec, shard, seat, upper.device)
+            await box.launch(self._placed(plan, spec, shard, seat), self._limits(spec))
         finally:
             upper.close()
+
+    def _placed(self, plan: Plan, spec: BoxSpec, shard: Shard, seat: Seat) -> Plan:
+        """The plan on processors that are chosen now, when it is known how many sandboxes are on each."""
+        chosen = shard.spread(seat, processors(spec.profile, self._processors.count))
+        if not chosen:
+            return plan
+        placed = Plan()
+        placed.add("affinity", as_mask(chosen))
+        placed.extend(plan)
+        return placed
 
     async def _draft(self, kind: object, spec: BoxSpec, shard: Shard, seat: Seat) -> None:
         seat.draft = (kind, await self._plan(spec, shard, seat))
 
-    def _writable(self, profile: Profile) -> int:
-        """Bytes for files. More than half of the machine's memory is given to no sandbox that does not insist."""
-        if profile.upper == "disk":
-            if not self._root:
-                raise Unsupported("profile.upper: 'disk' needs root, to mount a file system; use 'memory' or 'auto'")
-            return profile.disk
-        if profile.upper == "memory" and profile.disk > self._memory:
-            raise InvalidRequest("profile.disk", f"{profile.disk} bytes in memory; this machine has {self._memory}")
-        return profile.disk if profile.upper == "memory" else min(profile.disk, self._memory // 2)
-
-    def _limits(self, spec: BoxSpec) -> Limits:
-        in_memory = self._writable(spec.profile) + spec.profile.inode_limit * _TMPFS_INODE
+    @staticmethod
+    def _limits(spec: BoxSpec) -> Limits:
+        in_memory = spec.profile.disk + spec.profile.inode_limit * _TMPFS_INODE
         return Limits(spec.profile, 0 if spec.profile.upper == "disk" else in_memory)
 
     async def _plan(self, spec: BoxSpec, shard: Shard, seat: Seat, device: str | None = None) -> Plan:
-        writable = self._writable(spec.profile)
-        inodes = spec.profile.inode_limit
         targets = self._targets(spec.layers)
         if len(targets) > MOUNTS_MAX:
             raise InvalidRequest("layers", f"{len(targets)} of them have a place of their own; {MOUNTS_MAX} can")
         by_target = {target: [layer for layer in spec.layers if layer.target == target] for target in targets}
         by_target["/"].append(self._points_layer(targets))
         ordered = [layer for target in targets for layer in by_target[target]]
-        keys = dict(
-            zip(
-                [layer.digest for layer in (*ordered, _SYS)],
-                await shard.layer_keys(seat, (*ordered, _SYS)),
-                strict=True,
-            )
-        )
+        count, memory = processors(spec.profile, self._processors.count), spec.profile.memory
+        shown = await shard.add_tree(f"machine:{count}:{memory}", lambda root: fill(root, count, memory))
+        needed = (*ordered, shown)
+        found = await shard.layer_keys(seat, needed)
+        keys = {layer.digest: key for layer, key in zip(needed, found, strict=True)}
         shard.usual = limits = self._limits(spec)
         plan = Plan()
         shard.limit(plan, seat, limits)
@@ -286,17 +197,22 @@ class NamespaceTier:
                 mounts=tuple(
                     Mount(target, tuple(keys[layer.digest] for layer in by_target[target])) for target in targets
                 ),
-                writable=max(writable, 1 * MiB),
-                inodes=inodes,
+                writable=max(spec.profile.disk, 1 * MiB),
+                inodes=spec.profile.inode_limit,
                 device=device,
                 open_files=spec.profile.open_files,
                 processes=spec.profile.processes if "processes" in self.cgroups.unenforced else 0,
-                sys=keys[_SYS.digest],
+                sys=keys[shown.digest],
                 devices=self._devices.get(id(shard), Devices()),
                 accounting=shard.accounting(seat),
-                seccomp=self._seccomp,
+                seccomp=b"" if spec.audit.syscalls else self._seccomp,
+                access=spec.access,
             ),
         )
+        if self._apparmor:
+            apparmor.confine(plan)
+        if spec.audit.syscalls:
+            plan.add("seccomp_audited", CHANNEL, compile_filter(spec.audit.syscalls))
         return plan
 
     @staticmethod
@@ -318,6 +234,13 @@ class NamespaceTier:
             box.exited()
         else:
             self._boxes[pid] = box
+
+    def await_listener(self, listener: Listener) -> None:
+        """Of a sandbox that has ended."""
+        listener.close()
+        task = asyncio.get_running_loop().create_task(listener.closed())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     def _exited(self, pid: int, _status: int) -> None:
         box = self._boxes.pop(pid, None)
@@ -355,6 +278,7 @@ class NamespaceTier:
     def forsake(self) -> None:
         """In a forked child of the node: lets go of everything that would keep sandboxes alive after their node."""
         self._mill.forsake()
+        self.cgroups.forsake()
         for shard in self._shards:
             shard.spawner.forsake()
         for box in self._boxes.values():
@@ -362,6 +286,7 @@ class NamespaceTier:
 
     async def close(self) -> None:
         await asyncio.gather(*(box.kill("node_closed") for box in list(self._boxes.values())), return_exceptions=True)
+        await asyncio.gather(*self._closing)
         for shard in self._shards:
             await shard.close()
         await self._mill.close()
@@ -373,4 +298,5 @@ class NamespaceTier:
 
 def _kind(spec: BoxSpec) -> object:
     """Equal for sandboxes whose plans differ in nothing but the seat."""
-    return spec.hostname, spec.profile, spec.network, tuple((layer.digest, layer.target) for layer in spec.layers)
+    layers = tuple((layer.digest, layer.target) for layer in spec.layers)
+    return spec.hostname, spec.profile, spec.network, spec.access, layers, spec.audit.syscalls

@@ -20,6 +20,8 @@ NONE: Final = -1
 KEPT: Final = 1000
 HOST_MOUNTS, OWN_MOUNTS, HOST_NETWORK, NULL_DEVICE = range(KEPT, KEPT + 4)
 """What every spawner keeps from its start: the host's and its own mounts, the host's network, /dev/null."""
+HOME_GROUP: Final = KEPT + 4
+"""The file by which a spawner leaves the node's cgroups at its end, where it lives in one of them."""
 FIRST_FREE_KEY: Final = KEPT + 16
 
 # Name and argument types of each operation; its index is its code in init/setup.c.
@@ -51,9 +53,19 @@ OPERATIONS: Final = (
     ("unshare", "i"),
     ("hostname", "s"),
     ("rlimit", "iii"),
-    ("commands", "iiiiiin"),
+    ("commands", "iiiiiiin"),
     ("capabilities", "i"),
     ("seccomp", "is"),
+    ("affinity", "s"),
+    ("bind", "issl"),
+    ("seccomp_audited", "is"),
+    ("restrict", "isiii"),
+    ("hide", "isi"),
+    ("clone_all", "ii"),
+    ("visit", "i"),
+    ("view", "i"),
+    ("no_memory_files", ""),
+    ("landlock", "l"),
 )
 Argument = int | str | bytes | Sequence[str] | Sequence[int]
 

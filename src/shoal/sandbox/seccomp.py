@@ -1,132 +1,163 @@
-"""The system-call filter of a sandbox, from a table with reasons, compiled once to BPF by libseccomp."""
+"""The system-call filter of a sandbox: the table of `calls.py` as a program of classic BPF.
+
+The program is a binary search over *ranges* of numbers with the same answer: some 300 steps, half of them rules on
+arguments, of which a call passes ten. libseccomp has a leaf for every call; its tree is longer without any rule than
+this is with all of them, and loading costs by length. When it is loaded the kernel finds out which calls are allowed
+whatever their arguments, and never runs it for those.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import ctypes.util
 import errno
-import os
-from typing import Any, Final
+import functools
+import platform
+import struct
+from collections.abc import Collection, Mapping
+from itertools import groupby
+from typing import Final
 
-from shoal.errors import Unsupported
+from msgspec import Struct
+
+from shoal.errors import InvalidRequest, Unsupported
+from shoal.sandbox.calls import LATER_NUMBERS, RULES, Condition, Rule, answers
 
 _ALLOW: Final = 0x7FFF0000
+_NOTIFY: Final = 0x7FC00000
 _KILL_PROCESS: Final = 0x80000000
 _ERRNO: Final = 0x00050000
-_GT, _MASKED_EQ = 6, 7
-_BAD_ARCHITECTURE, _OPTIMIZE = 2, 8
-"""Attributes SCMP_FLTATR_ACT_BADARCH and SCMP_FLTATR_CTL_OPTIMIZE."""
 
-_REFUSED: Final = (
-    # Kernel interfaces with a history of holes, or state that is not namespaced.
-    ("bpf userfaultfd perf_event_open io_uring_setup io_uring_enter io_uring_register", "attack surface"),
-    ("add_key request_key keyctl", "keyrings outlive the sandbox and are charged to uids"),
-    (
-        "kexec_load kexec_file_load init_module finit_module delete_module create_module reboot",
-        "the host's kernel",
-    ),
-    ("open_by_handle_at name_to_handle_at", "reaches files past the mount namespace"),
-    ("syslog acct quotactl quotactl_fd swapon swapoff", "the host's state"),
-    ("settimeofday clock_settime clock_adjtime adjtimex stime", "the host's clock"),
-    ("iopl ioperm modify_ldt vm86 vm86old", "hardware"),
-    ("lookup_dcookie uselib ustat sysfs _sysctl nfsservctl vserver", "obsolete"),
-    # Root inside has no CAP_SYS_ADMIN, so these fail anyway; refused here they never reach the kernel's parsers.
-    (
-        "mount umount umount2 pivot_root move_mount open_tree fsopen fsconfig fsmount fspick mount_setattr",
-        "mounts",
-    ),
-    ("setns unshare", "namespaces"),
-    ("fanotify_init", "watches whole file systems"),
-    ("vhangup", "the host's terminals"),
-)
+_LOAD, _AND, _GO, _IF_EQUAL, _IF_AT_LEAST, _RETURN = 0x20, 0x54, 0x05, 0x15, 0x35, 0x06
+_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
+"""Offsets in struct seccomp_data. Both architectures are little-endian: the lower half of an argument comes first."""
+_TOKENS: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_X32: Final = 0x40000000
+_SKIPPED: Final = 0xFFFFFFFF
+"""The number that a tracer puts in place of a call that is not to happen."""
+_LONGEST_JUMP: Final = 255
 
-# With pid 1 as first argument they would take init down or slow it, and a bad reward would look like a broken platform.
-_NOT_ON_INIT: Final = (
-    "prlimit64 sched_setparam sched_setscheduler sched_setaffinity sched_setattr migrate_pages move_pages"
-)
-_SOCKET_FAMILIES: Final = (1, 2, 10, 16)
-"""AF_UNIX, AF_INET, AF_INET6, AF_NETLINK. AF_VSOCK for one is not namespaced: it is a way to the hypervisor."""
-_NETLINK: Final = 16
-_NETLINK_PROTOCOLS: Final = (0, 4)
-"""NETLINK_ROUTE and NETLINK_SOCK_DIAG."""
+Step = tuple[int, int, int, int]
+"""Code, how far to go if true and if false, operand."""
+Program = list[Step]
 
 
-def _is(argument: int, value: int) -> tuple[int, int, int, int]:
-    """Of the lower 32 bits: the kernel takes an int, and what is above it is the caller's to choose."""
-    return (argument, _MASKED_EQ, 0xFFFFFFFF, value)
+class Response(Struct, frozen=True):
+    """What becomes of an audited call once it is recorded."""
+
+    number: int
+    error: int | None
+    """None: it goes on. Else its result, 0 for a pretended success."""
 
 
-class _Comparison(ctypes.Structure):
-    _fields_ = (("arg", ctypes.c_uint), ("op", ctypes.c_int), ("a", ctypes.c_uint64), ("b", ctypes.c_uint64))
+@functools.lru_cache(maxsize=64)
+def compile_filter(audited: tuple[str, ...] = ()) -> bytes:
+    """The filter as an array of `struct sock_filter`; calls that are `audited` ask the listener.
+
+    Unsupported without libseccomp, or on an architecture for which there is no table."""
+    by_answer = answers()
+    leaves = {number: _leaf(name, by_answer[name], watched=name in audited) for name, number in _numbers().items()}
+    return b"".join(struct.pack("=HBBI", *step) for step in _program(leaves))
 
 
-def _load() -> Any:
+def responses(audited: Collection[str]) -> dict[str, Response]:
+    """What the listener says to each audited call. InvalidRequest for one that does not exist here."""
+    known, by_answer = _numbers(), answers()
+    errors = {"allowed": None, "refused": errno.EPERM, "absent": errno.ENOSYS, "pretended": 0}
+    for name in audited:
+        if name not in known:
+            raise InvalidRequest("audit.syscalls", f"{name!r} is no system call of {platform.machine()} that is known")
+    return {name: Response(known[name], errors[by_answer[name]]) for name in audited}
+
+
+def _leaf(name: str, answer: str, *, watched: bool) -> Program:
+    """What follows when the number is that of this call."""
+    if watched:
+        return _ruled(RULES.get(name, ()), _NOTIFY)
+    match answer:
+        case "allowed":
+            return _ruled(RULES.get(name, ()), _ALLOW)
+        case "refused":
+            return _refusal(errno.EPERM)
+        case "pretended":
+            return _refusal(0)
+        case _:
+            return _refusal(errno.ENOSYS)
+
+
+def _refusal(error: int) -> Program:
+    return [(_RETURN, 0, 0, _ERRNO | error)]
+
+
+def _ruled(rules: tuple[Rule, ...], otherwise: int) -> Program:
+    program: Program = [(_RETURN, 0, 0, otherwise)]
+    for rule in reversed(rules):
+        program = _rule(rule, program)
+    return program
+
+
+def _rule(rule: Rule, after: Program) -> Program:
+    """Refuses where all conditions hold, else goes on with `after`."""
+    program = _refusal(rule.error)
+    for condition in reversed(rule.conditions):
+        program = _condition(condition, program)
+    return [*program, *after]
+
+
+def _condition(condition: Condition, program: Program) -> Program:
+    """Goes on with `program` if it holds, else past its end."""
+    test: Program = [(_LOAD, 0, 0, _ARGUMENTS + 8 * condition.argument)]
+    if condition.mask != 0xFFFFFFFF:
+        test.append((_AND, 0, 0, condition.mask))
+    past = len(program)
+    for left, value in zip(range(len(condition.values) - 1, -1, -1), condition.values, strict=True):
+        if condition.others:
+            test.append((_IF_EQUAL, left + past, 0, value))
+        else:
+            test.append((_IF_EQUAL, left, 0 if left else past, value))
+    return test + program
+
+
+def _program(leaves: Mapping[int, Program]) -> Program:
+    token = _TOKENS[platform.machine()]
+    head: Program = [
+        (_LOAD, 0, 0, _ARCHITECTURE),
+        # An `int 0x80` socketcall would pass every rule on families.
+        (_IF_EQUAL, 1, 0, token),
+        (_RETURN, 0, 0, _KILL_PROCESS),
+        (_LOAD, 0, 0, _NUMBER),
+    ]
+    end = max(leaves) + 1
+    unknown = _refusal(errno.ENOSYS)
+    numbered = ((number, leaves.get(number, unknown)) for number in range(end))
+    ranges = [(next(run)[0], leaf) for leaf, run in groupby(numbered, key=lambda pair: pair[1])]
+    ranges.append((end, unknown))
+    foreign = [(_RETURN, 0, 0, _KILL_PROCESS)] if platform.machine() == "x86_64" else unknown
+    ranges += [(_X32, foreign), (_SKIPPED, [(_RETURN, 0, 0, _ALLOW)])]
+    return head + _search(ranges)
+
+
+def _search(ranges: list[tuple[int, Program]]) -> Program:
+    """Of (first number, what follows), ascending."""
+    if len(ranges) == 1:
+        return ranges[0][1]
+    middle = len(ranges) // 2
+    below, above = _search(ranges[:middle]), _search(ranges[middle:])
+    first = ranges[middle][0]
+    if len(below) <= _LONGEST_JUMP:
+        return [(_IF_AT_LEAST, len(below), 0, first), *below, *above]
+    return [(_IF_AT_LEAST, 0, 1, first), (_GO, 0, 0, len(below)), *below, *above]
+
+
+@functools.cache
+def _numbers() -> dict[str, int]:
+    """Of every call in the table that this architecture has. To find the library takes longer than a create."""
+    if platform.machine() not in _TOKENS:
+        raise Unsupported(f"no table of system calls for {platform.machine()}: there is one for {', '.join(_TOKENS)}")
     name = ctypes.util.find_library("seccomp") or "libseccomp.so.2"
     try:
-        library = ctypes.CDLL(name, use_errno=True)
+        resolve = ctypes.CDLL(name).seccomp_syscall_resolve_name
     except OSError as error:
         raise Unsupported("libseccomp is missing: install libseccomp2 (Debian) or libseccomp (Fedora)") from error
-    library.seccomp_init.restype = ctypes.c_void_p
-    return library
-
-
-class _Filter:
-    def __init__(self) -> None:
-        self._library = _load()
-        self._context = ctypes.c_void_p(self._library.seccomp_init(ctypes.c_uint32(_ALLOW)))
-        # An `int 0x80` socketcall would pass every rule on families below.
-        self._library.seccomp_attr_set(self._context, _BAD_ARCHITECTURE, ctypes.c_uint32(_KILL_PROCESS))
-        self._library.seccomp_attr_set(self._context, _OPTIMIZE, ctypes.c_uint32(2))
-
-    def refuse(self, name: str, error: int, *comparisons: tuple[int, int, int, int]) -> None:
-        """A name that this architecture or library does not have needs no rule."""
-        number = self._library.seccomp_syscall_resolve_name(name.encode())
-        if number < 0:
-            return
-        array = (_Comparison * len(comparisons))(*(_Comparison(*c) for c in comparisons))
-        action = ctypes.c_uint32(_ERRNO | error)
-        result = self._library.seccomp_rule_add_array(self._context, action, number, len(comparisons), array)
-        if result < 0:
-            raise Unsupported(f"libseccomp takes no rule for {name}: {os.strerror(-result)}")
-
-    def export(self) -> bytes:
-        descriptor = os.memfd_create("seccomp")
-        try:
-            result = self._library.seccomp_export_bpf(self._context, descriptor)
-            if result < 0:
-                raise Unsupported(f"libseccomp cannot compile the filter: {os.strerror(-result)}")
-            return os.pread(descriptor, 1 << 20, 0)
-        finally:
-            os.close(descriptor)
-            self._library.seccomp_release(self._context)
-
-
-def compile_filter() -> bytes:
-    """The filter as an array of `struct sock_filter`. Unsupported without libseccomp."""
-    rules = _Filter()
-    for names, _reason in _REFUSED:
-        for name in names.split():
-            rules.refuse(name, errno.EPERM)
-    for name in _NOT_ON_INIT.split():
-        rules.refuse(name, errno.EPERM, _is(0, 1))
-    for name, by_user in (("setpriority", 2), ("ioprio_set", 3)):
-        rules.refuse(name, errno.EPERM, _is(1, 1))
-        rules.refuse(name, errno.EPERM, _is(0, by_user))  # init is of root's processes
-    _refuse_sockets(rules)
-    return rules.export()
-
-
-def _refuse_sockets(rules: _Filter) -> None:
-    for call in ("socket", "socketpair"):
-        _refuse_others(rules, call, errno.EAFNOSUPPORT, 0, _SOCKET_FAMILIES)
-    netlink = _is(0, _NETLINK)
-    _refuse_others(rules, "socket", errno.EPROTONOSUPPORT, 2, _NETLINK_PROTOCOLS, netlink)
-
-
-def _refuse_others(
-    rules: _Filter, call: str, error: int, argument: int, kept: tuple[int, ...], *also: tuple[int, int, int, int]
-) -> None:
-    """All values of an argument but these. One comparison for what is above them keeps the program short."""
-    for value in set(range(max(kept))) - set(kept):
-        rules.refuse(call, error, *also, _is(argument, value))
-    rules.refuse(call, error, *also, (argument, _GT, max(kept), 0))
+    found = {call: resolve(call.encode()) for call in answers()}
+    return LATER_NUMBERS | {call: number for call, number in found.items() if number >= 0}

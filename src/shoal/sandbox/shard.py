@@ -15,8 +15,9 @@ from msgspec import Struct
 from shoal.errors import PlatformError, SetupFailed, ShoalError
 from shoal.sandbox.cgroup import Cgroups, Limits
 from shoal.sandbox.compose import NODEV, NOSUID, RDONLY, Accounting
-from shoal.sandbox.mill import Mill, Ready, keep_roots
+from shoal.sandbox.mill import Mill, Ready, house, keep_roots
 from shoal.sandbox.plan import FIRST_FREE_KEY, HOST_MOUNTS, NONE, OWN_MOUNTS, Plan
+from shoal.sandbox.processors import Processors
 from shoal.sandbox.slots import IDS, Slots
 from shoal.sandbox.spawner import DESCRIPTORS_MAX, Spawner
 from shoal.types import Layer
@@ -44,6 +45,8 @@ class Seat(Struct):
     """Its network namespace and cgroup."""
     draft: tuple[object, Plan] | None = None
     """A plan written ahead for a sandbox like the last one, and what it is for."""
+    processors: tuple[int, ...] = ()
+    """Of the machine, that its live sandbox runs on; empty for all."""
 
 
 class Shard:
@@ -54,6 +57,7 @@ class Shard:
         *,
         cgroups: Cgroups,
         mill: Mill,
+        processors: Processors,
         slots: Slots | None,
         on_exit: Callable[[int, int], None],
         on_lost: Callable[[], None],
@@ -63,6 +67,7 @@ class Shard:
         self.live = 0
         self._cgroups = cgroups
         self._mill = mill
+        self._processors = processors
         self._slots = slots
         self._keys = iter(range(FIRST_FREE_KEY, 1 << 16))
         self._free_keys: deque[int] = deque()
@@ -85,6 +90,7 @@ class Shard:
         plan = Plan()
         keep_roots(plan, self._cgroups, self._roots)
         await self.spawner.run(plan)
+        await house(self.spawner, self._cgroups, self._roots)
 
     # Descriptors kept in the spawner
 
@@ -202,8 +208,16 @@ class Shard:
         return found
 
     async def add_tree(self, digest: str, fill: Callable[[int], None]) -> Layer:
-        """A small tree in memory, read-only once `fill` has written it through the descriptor it is given."""
-        key = self._bases[digest] = self._key()
+        """A small tree in memory, made once; read-only when `fill` has written it by the descriptor it is given."""
+        async with self._base_lock:
+            if digest not in self._bases:
+                self._bases[digest] = await self._make_tree(fill)
+            self._bases.move_to_end(digest)
+            self._forget_bases()
+        return Layer(digest=digest, source="")
+
+    async def _make_tree(self, fill: Callable[[int], None]) -> int:
+        key = self._key()
         plan = Plan()
         plan.add("mount", 0, "tmpfs", NOSUID | NODEV, ["size=8m", "mode=755"])
         plan.add("keep", 0, key)
@@ -220,7 +234,7 @@ class Shard:
         plan = Plan()
         plan.add("attributes", key, RDONLY, 0)
         await self.spawner.run(plan)
-        return Layer(digest=digest, source="")
+        return key
 
     async def open_device(self, path: str) -> int:
         """A device node of the host as a kept mount, for sandboxes whose layers cannot have any."""
@@ -277,6 +291,7 @@ class Shard:
         if seat.ready is not None:
             self._mill.take_apart(seat.ready.group, seat.ready.network, *seat.ready.listeners, *descriptors)
         seat.ready = seat.draft = None
+        self.spread(seat, 0)
         if self.spawner.running and len(self._spare) < _SPARE:
             self._spare.append(seat)
         elif self.spawner.running:
@@ -327,6 +342,12 @@ class Shard:
         assert seat.ready is not None
         self._cgroups.limit(plan, self._roots, seat.ready.group, limits)
 
+    def spread(self, seat: Seat, count: int) -> tuple[int, ...]:
+        """Chooses the processors that the seat's sandbox runs on, in place of those it had; empty for all."""
+        self._processors.give(seat.processors)
+        seat.processors = self._processors.take(count) if count else ()
+        return seat.processors
+
     def accounting(self, seat: Seat) -> Accounting:
         """The seat's cgroup files, by kept descriptors."""
         assert seat.ready is not None
@@ -342,6 +363,8 @@ class Shard:
             command_joins=tuple((self._roots[c], path) for c, path in groups.command_joins(group)),
             commands_group=named(groups.commands_group(group)),
             oom_events=named(groups.oom_events(group)),
+            process_events=named(groups.process_events(group)),
+            own_namespace=groups.own_namespaces,
         )
 
     async def abandon(self) -> None:

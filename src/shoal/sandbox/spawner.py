@@ -57,6 +57,7 @@ class Spawner:
 
     async def start(self, cleanup: Sequence[str] = (), users: int | None = None) -> None:
         """`cleanup`: directories that the process removes at its end. `users`: an ordinary user's namespace to join."""
+        program = binary()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
             # A plan with its network messages and seccomp program must fit in one datagram.
@@ -67,7 +68,7 @@ class Spawner:
         if users is not None:
             actions.append((os.POSIX_SPAWN_DUP2, users, 4))
         joined = "-1" if users is None else "4"
-        self._pid = os.posix_spawn(binary(), ["shoal-init", "spawner", "3", joined, *cleanup], {}, file_actions=actions)
+        self._pid = os.posix_spawn(program, ["shoal-init", "spawner", "3", joined, *cleanup], {}, file_actions=actions)
         theirs.close()
         self._socket = ours
         loop = asyncio.get_running_loop()
@@ -94,6 +95,10 @@ class Spawner:
     def open_users(self) -> int:
         """A descriptor of the user namespace it lives in."""
         return os.open(f"/proc/{self._pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+
+    def open_cgroups(self) -> int:
+        """A descriptor of the cgroup namespace it lives in."""
+        return os.open(f"/proc/{self._pid}/ns/cgroup", os.O_RDONLY | os.O_CLOEXEC)
 
     @property
     def running(self) -> bool:

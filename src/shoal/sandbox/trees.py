@@ -1,4 +1,4 @@
-"""Small trees that sandboxes need and no image brings: /sys, and the places where mounts go."""
+"""Small trees that sandboxes need and no image brings: the places where mounts go."""
 
 from __future__ import annotations
 
@@ -11,37 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-_SYS_FILES: Final = (
-    "devices/system/cpu/online",
-    "devices/system/cpu/possible",
-    "devices/system/cpu/present",
-    "devices/system/cpu/kernel_max",
-    "devices/system/cpu/cpu*/topology/*",
-    "devices/system/cpu/cpu*/cache/index*/*",
-    "devices/system/node/online",
-    "devices/system/node/possible",
-    "devices/system/node/node*/cpulist",
-    "devices/system/node/node*/cpumap",
-    "kernel/mm/transparent_hugepage/enabled",
-    "kernel/mm/transparent_hugepage/hpage_pmd_size",
-)
-"""What programs read to size themselves (libc, OpenMP, JVM, allocators). Nothing that tells one host from another."""
-_SYS_FOLDERS: Final = (
-    "block", "bus", "class/net", "dev", "devices/system", "firmware", "fs/cgroup", "kernel", "module", "power",
-)  # fmt: skip
-
 BASE_FOLDERS: Final = ("proc", "sys", "dev/pts", "dev/shm", "dev/mqueue")
 DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty")
-
-
-def fill_sys(root: int, source: Path = Path("/sys")) -> None:
-    """Copies the harmless part of /sys into an empty directory, given by descriptor."""
-    for folder in _SYS_FOLDERS:
-        _make_folders(root, folder)
-    for pattern in _SYS_FILES:
-        for path in sorted(source.glob(pattern)):
-            with contextlib.suppress(OSError):
-                _write_file(root, str(path.relative_to(source)), path.read_bytes())
 
 
 class MountPoints:
@@ -69,9 +40,9 @@ class MountPoints:
         try:
             os.fchmod(root, 0o755)
             for folder in folders:
-                _make_folders(root, folder)
+                make_folders(root, folder)
             for file in files:
-                _write_file(root, file, b"")
+                write_file(root, file, b"")
             aside.rename(final)
         except OSError:
             shutil.rmtree(aside)
@@ -81,7 +52,7 @@ class MountPoints:
             os.close(root)
 
 
-def _make_folders(root: int, path: str) -> None:
+def make_folders(root: int, path: str) -> None:
     """With their modes whatever our umask."""
     parts = path.split("/")
     for count in range(1, len(parts) + 1):
@@ -91,11 +62,14 @@ def _make_folders(root: int, path: str) -> None:
             os.chmod(folder, 0o755, dir_fd=root)
 
 
-def _write_file(root: int, path: str, data: bytes) -> None:
-    _make_folders(root, path.rpartition("/")[0])
+def write_file(root: int, path: str, data: bytes) -> None:
+    """Makes the file, and the folders that it is in."""
+    if "/" in path:
+        make_folders(root, path.rpartition("/")[0])
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, dir_fd=root)
     try:
         os.fchmod(descriptor, 0o644)
-        os.write(descriptor, data)
+        while data:
+            data = data[os.write(descriptor, data) :]
     finally:
         os.close(descriptor)

@@ -20,3 +20,14 @@ def encode_list(values: Sequence[str | bytes]) -> bytes:
     if isinstance(values, (str, bytes)):
         raise TypeError("a list of texts is wanted")
     return _count(len(values)) + b"".join(map(encode_text, values))
+
+
+def decode_list(data: bytes) -> list[bytes]:
+    """What `encode_list` made."""
+    (count,) = struct.unpack_from("<I", data)
+    found, at = [], 4
+    for _ in range(count):
+        (length,) = struct.unpack_from("<I", data, at)
+        found.append(data[at + 4 : at + 4 + length])
+        at += 4 + length + 1
+    return found

@@ -240,7 +240,7 @@ _current = _Current()
 
 
 def engine() -> Engine:
-    """The embedded node, started if need be. SetupFailed or Unsupported where it can't run; `shoal doctor` says why."""
+    """The embedded node, started if need be. Its tiers start with the first sandbox of each."""
     return _current.get()
 
 

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from shoal.errors import InvalidRequest, Unsupported
-from shoal.types import Layer, Profile
+from shoal.types import Audit, Layer, Profile
 
 _LATER: Final = {
-    "access": "access policies",
     "volumes": "volumes",
     "idle": "idle times",
     "snapshot": "snapshots",
@@ -25,11 +24,10 @@ _LATER: Final = {
 
 
 _LATER_VERBS: Final = {
-    "Sandbox": "state metrics pause resume set_ttl inject observe reset release set_network set_access host diff"
-    " snapshot fork rollback shell pty run_code",
-    "Commands": "list connect",
-    "Files": "watch",
-    "shoal": "AsyncGroup AsyncPool AsyncSession AsyncShell AccessPolicy Divergence Group Pool Pty Session Shell"
+    "Sandbox": "state metrics pause resume set_ttl inject observe reset release set_network host"
+    " snapshot fork rollback run_code",
+    "Files": "",
+    "shoal": "AsyncGroup AsyncPool AsyncSession Divergence Group Pool Session"
     " Snapshot TaskRequest connect function judge session submit",
 }
 """Names of the interface that come with later versions, by where they belong."""
@@ -66,3 +64,9 @@ def profile_of(profile: str | Profile) -> str | Profile:
     if not isinstance(profile, (str, Profile)):
         raise InvalidRequest("profile", f"takes a name or a Profile, not {profile!r}")
     return profile
+
+
+def audit_of(audit: Audit | None) -> Audit:
+    if audit is not None and not isinstance(audit, Audit):
+        raise InvalidRequest("audit", f"takes an Audit, not {audit!r}")
+    return audit or Audit()

@@ -3,188 +3,44 @@
 from __future__ import annotations
 
 import os
-import signal as signals
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, overload
 
-from shoal.errors import CommandFailed, InvalidRequest, NotFound
-from shoal.node.interface import CommandRequest, CreateRequest, Node, Output
+from shoal.errors import InvalidRequest, NotFound
+from shoal.node.interface import CreateRequest, Node, ShellRequest
+from shoal.sandbox.landing import Bounds
 from shoal.sdk.embedded import call, engine
-from shoal.sdk.requests import missing, plain_env, plain_layers, profile_of, refuse_later
-from shoal.sdk.streams import TextStreams, Writer, close_stream, next_piece, to_bytes
+from shoal.sdk.feed import Content, Feed, pieces_of
+from shoal.sdk.requests import audit_of, missing, plain_env, plain_layers, profile_of, refuse_later
+from shoal.sdk.streams import close_stream, next_piece, to_bytes
+from shoal.sdk.sync_commands import Commands
+from shoal.sdk.sync_shells import Ptys, Shell
 from shoal.sdk.transfer import download, upload
 from shoal.types import (
+    AccessPolicy,
+    Audit,
+    AuditRecord,
     Change,
+    FileEvent,
     FileInfo,
     Layer,
+    Mark,
     NetworkPolicy,
     Profile,
-    Result,
     SandboxInfo,
     State,
     parse_size,
 )
 
 FileInfos = list[FileInfo]
+FileEvents = list[FileEvent]
 SandboxInfos = list[SandboxInfo]
 Changes = list[Change]
+AuditRecords = list[AuditRecord]
 """Aliases, since the classes below have a method `list`."""
-
-
-class Command:
-    """A command that runs in the background."""
-
-    def __init__(self, node: Node, sandbox: str, id: int, pid: int) -> None:
-        self.id = id
-        self.pid = pid
-        """Inside the sandbox."""
-        self._node = node
-        self._sandbox = sandbox
-        self._result: Result | None = None
-
-    def wait(self, check: bool = False) -> Result:
-        """Its end. Output that was not iterated over is kept up to the limit it was started with."""
-        if self._result is None:
-            self._result = call(self._node.wait(self._sandbox, self.id))
-        if check and self._result.exit_code != 0:
-            raise CommandFailed(self._result)
-        return self._result
-
-    def kill(self, signal: int = signals.SIGKILL) -> None:
-        """SIGKILL goes to all that it started, any other signal to its process group."""
-        call(self._node.signal(self._sandbox, self.id, signal))
-
-    def send_stdin(self, data: str | bytes) -> None:
-        """Waits while the command does not read."""
-        call(self._node.send_stdin(self._sandbox, self.id, to_bytes(data)))
-
-    def close_stdin(self) -> None:
-        call(self._node.close_stdin(self._sandbox, self.id))
-
-    def resize(self, cols: int, rows: int) -> None:
-        """Of a command on a terminal."""
-        call(self._node.resize(self._sandbox, self.id, cols, rows))
-
-    def __iter__(self) -> Iterator[Output]:
-        """Its output as it comes; the command waits while nobody takes it."""
-        while pieces := call(self._node.output(self._sandbox, self.id)):
-            for piece in pieces:
-                yield piece
-
-
-class Commands:
-    """Runs commands in one sandbox."""
-
-    def __init__(self, node: Node, sandbox: str) -> None:
-        self._node = node
-        self._sandbox = sandbox
-
-    @overload
-    def run(
-        self,
-        cmd: str | Sequence[str],
-        *,
-        env: Mapping[str, str] | None = ...,
-        cwd: str | None = ...,
-        user: str | int | None = ...,
-        timeout: float | None = ...,
-        silence: float | None = ...,
-        stdin: str | bytes | None = ...,
-        on_stdout: Writer | None = ...,
-        on_stderr: Writer | None = ...,
-        background: Literal[False] = ...,
-        check: bool = ...,
-        output_limit: int | str = ...,
-        changes: bool = ...,
-    ) -> Result: ...
-
-    @overload
-    def run(
-        self,
-        cmd: str | Sequence[str],
-        *,
-        env: Mapping[str, str] | None = ...,
-        cwd: str | None = ...,
-        user: str | int | None = ...,
-        timeout: float | None = ...,
-        silence: float | None = ...,
-        stdin: str | bytes | None = ...,
-        background: Literal[True],
-        output_limit: int | str = ...,
-    ) -> Command: ...
-
-    def run(
-        self,
-        cmd: str | Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        user: str | int | None = None,
-        timeout: float | None = None,
-        silence: float | None = None,
-        stdin: str | bytes | None = None,
-        on_stdout: Writer | None = None,
-        on_stderr: Writer | None = None,
-        background: bool = False,
-        check: bool = False,
-        output_limit: int | str = "1MiB",
-        changes: bool = False,
-    ) -> Result | Command:
-        """Runs text by a shell, a list as it is, and returns when the command has ended.
-
-        `timeout` and `silence` (seconds in all, seconds without output) kill everything the command started; what it
-        had written is in the result. Without `stdin` it reads EOF at once. `on_stdout` and `on_stderr` get text as it
-        comes. `background=True` returns a handle at once; its stdin stays open. `check=True` raises CommandFailed.
-        `output_limit`: bytes kept of each stream, head and tail. `changes=True` counts the files it changed.
-        """
-        request = CommandRequest(
-            cmd=cmd,
-            env=plain_env(env),
-            cwd=cwd,
-            user=user,
-            timeout=timeout,
-            silence=silence,
-            output_limit=parse_size(output_limit, "output_limit"),
-            stdin=None if stdin is None else to_bytes(stdin, "stdin"),
-            feed=background and stdin is None,
-            changes=changes,
-        )
-        if background:
-            return self.start(request)
-        if on_stdout is None and on_stderr is None:
-            result = call(self._node.run(self._sandbox, request))
-        else:
-            result = self._stream(request, on_stdout, on_stderr)
-        if check and result.exit_code != 0:
-            raise CommandFailed(result)
-        return result
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> NoReturn:
-            raise missing("Commands", name)
-
-    def start(self, request: CommandRequest) -> Command:
-        """A command by its whole request; what `run(background=True)` and terminals are made of."""
-        id, pid = call(
-            self._node.start(self._sandbox, request),
-            undo=lambda started: self._node.signal(self._sandbox, started[0], signals.SIGKILL),
-        )
-        return Command(self._node, self._sandbox, id, pid)
-
-    def _stream(self, request: CommandRequest, on_stdout: Writer | None, on_stderr: Writer | None) -> Result:
-        command = self.start(request)
-        decoders = TextStreams(on_stdout, on_stderr)
-        try:
-            for piece in command:
-                decoders.write(piece)
-            decoders.finish()
-            return command.wait()
-        except BaseException:
-            command.kill()
-            raise
 
 
 class Files:
@@ -195,50 +51,78 @@ class Files:
         self._sandbox = sandbox
 
     @overload
-    def read(self, path: str, format: Literal["text"] = "text", *, limit: int | str = ...) -> str: ...
+    def read(
+        self, path: str, format: Literal["text"] = "text", *, limit: int | str = ..., user: str | int | None = ...
+    ) -> str: ...
     @overload
-    def read(self, path: str, format: Literal["bytes"], *, limit: int | str = ...) -> bytes: ...
+    def read(
+        self, path: str, format: Literal["bytes"], *, limit: int | str = ..., user: str | int | None = ...
+    ) -> bytes: ...
     @overload
-    def read(self, path: str, format: Literal["stream"]) -> Iterator[bytes]: ...
+    def read(self, path: str, format: Literal["stream"], *, user: str | int | None = ...) -> Iterator[bytes]: ...
 
     def read(
-        self, path: str, format: Literal["text", "bytes", "stream"] = "text", *, limit: int | str = "512MiB"
+        self,
+        path: str,
+        format: Literal["text", "bytes", "stream"] = "text",
+        *,
+        limit: int | str = "512MiB",
+        user: str | int | None = None,
     ) -> str | bytes | Iterator[bytes]:
         """A regular file. Text is UTF-8; what is not becomes U+FFFD. A stream holds little at a time and has no limit.
 
         LimitExceeded if there are more than `limit` bytes: a file's size is the sandbox's choice."""
         if format == "stream":
-            return self._pieces(path)
+            return self._pieces(path, user)
         if format not in ("text", "bytes"):
             raise InvalidRequest("format", f"takes 'text', 'bytes' or 'stream', not {format!r}")
-        data = call(self._node.read_file(self._sandbox, path, limit=parse_size(limit, "limit")))
+        data = call(self._node.read_file(self._sandbox, path, user, parse_size(limit, "limit")))
         return data if format == "bytes" else data.decode("utf-8", "replace")
 
-    def _pieces(self, path: str) -> Iterator[bytes]:
-        stream = self._node.stream_file(self._sandbox, path)
+    def _pieces(self, path: str, user: str | int | None) -> Iterator[bytes]:
+        stream = self._node.stream_file(self._sandbox, path, user)
         try:
             while (piece := call(next_piece(stream))) is not None:
                 yield piece
         finally:
             call(close_stream(stream))
 
-    def write(self, path: str, data: str | bytes, mode: int | None = None, user: str | int | None = None) -> None:
-        """Makes missing parents, replaces atomically, and keeps an existing file's mode and owner."""
-        call(self._node.write_file(self._sandbox, path, to_bytes(data), mode, user))
+    def write(self, path: str, data: Content, mode: int | None = None, user: str | int | None = None) -> None:
+        """Makes missing parents, replaces atomically, and keeps an existing file's mode and owner.
+
+        `data`: text, bytes, something that gives bytes piece by piece, or an open binary file. If that fails half-way,
+        the file is as it was."""
+        if isinstance(data, (str, bytes, bytearray, memoryview)):
+            call(self._node.write_file(self._sandbox, path, to_bytes(data), mode, user))
+        else:
+            self._feed(Feed(lambda pieces: self._node.write_file(self._sandbox, path, pieces, mode, user)), data)
+
+    def _feed(self, feed: Feed, data: Content) -> None:
+        try:
+            for piece in pieces_of(data):
+                if not call(feed.send(piece)):
+                    break
+            call(feed.finish())
+        except BaseException:
+            call(feed.abandon())
+            raise
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> NoReturn:
             raise missing("Files", name)
 
-    def write_many(self, files: Mapping[str, str | bytes]) -> None:
+    def write_many(self, files: Mapping[str, Content]) -> None:
         """Path to content; each file atomically, not all together."""
         for path, data in files.items():
             self.write(path, data)
 
-    def append(self, path: str, data: str | bytes) -> None:
-        """Makes the file if it is missing."""
-        call(self._node.append_file(self._sandbox, path, to_bytes(data)))
+    def append(self, path: str, data: Content) -> None:
+        """Makes the file if it is missing. `data` as in `write`; what has been sent when it fails half-way stays."""
+        if isinstance(data, (str, bytes, bytearray, memoryview)):
+            call(self._node.append_file(self._sandbox, path, to_bytes(data)))
+        else:
+            self._feed(Feed(lambda pieces: self._node.append_file(self._sandbox, path, pieces)), data)
 
     def list(self, path: str = ".", depth: int = 1) -> FileInfos:
         """The entries below a directory, sorted by path; links are not followed."""
@@ -267,15 +151,79 @@ class Files:
         """Replaces what is at `new`. A directory that comes from a layer cannot be renamed; copy it."""
         call(self._node.rename_file(self._sandbox, old, new))
 
-    def upload(self, local: str | os.PathLike[str], remote: str) -> None:
-        """A file or a tree of this machine, with modes and links as they are, to the path `remote`."""
-        call(upload(self._node, self._sandbox, Path(local), remote))
+    def watch(self, path: str, recursive: bool = False) -> Watch:
+        """What happens to a file, or to the entries of a folder, or with `recursive` to all below it, from now on.
 
-    def download(self, remote: str, local: str | os.PathLike[str], *, limit: int | str = "8GiB") -> None:
-        """A file or a tree, to the path `local`. Links are made as links and never followed; devices are left out.
+        NotFound if nothing is there; LimitExceeded past 32 watches of one sandbox."""
+        id = call(
+            self._node.watch_files(self._sandbox, path, recursive),
+            undo=lambda watch: self._node.end_watch(self._sandbox, watch),
+        )
+        return Watch(self._node, self._sandbox, id)
 
-        LimitExceeded if all its files have more than `limit` bytes; what has come by then stays."""
-        call(download(self._node, self._sandbox, remote, Path(local), parse_size(limit, "limit")))
+    def upload(
+        self, local: str | os.PathLike[str], remote: str, *, user: str | int | None = None, owners: bool = False
+    ) -> None:
+        """A file or a tree of this machine to the path `remote`, with modes, times, links, holes and FIFOs as they are.
+
+        It belongs to `user` (None: root), or with `owners` to the numbers that it belongs to here. Folders that are
+        there keep their mode and what else is in them. Sockets and devices are left out."""
+        call(upload(self._node, self._sandbox, Path(local), remote, user, owners))
+
+    def download(
+        self, remote: str, local: str | os.PathLike[str], *, limit: int | str = "8GiB", entries: int = 1_000_000
+    ) -> None:
+        """A file or a tree to the path `local`, with times, links and holes, and modes without set-uid bits.
+
+        It belongs to the caller. Links are made as links and never followed; FIFOs, sockets and devices are left out.
+        LimitExceeded if all its files have more than `limit` bytes, holes included, or there are more than `entries`;
+        what has come by then stays."""
+        bounds = Bounds(parse_size(limit, "limit"), entries)
+        call(download(self._node, self._sandbox, remote, Path(local), bounds))
+
+
+class Watch:
+    """The events of what is watched, as they come. Ends by `close`, with a `with` block, or with what it watches."""
+
+    def __init__(self, node: Node, sandbox: str, id: int) -> None:
+        self._node = node
+        self._sandbox = sandbox
+        self._id = id
+        self._waiting: deque[FileEvent] = deque()
+        self._closed = False
+
+    def __iter__(self) -> Iterator[FileEvent]:
+        """Waits for events until `close`. NotFound when what is watched is gone, SandboxGone with the sandbox.
+
+        "overflow" says that more happened than was taken: what was lost must be looked for."""
+        while self._waiting or self._fetch(None):
+            yield self._waiting.popleft()
+
+    def take(self, timeout: float) -> FileEvents:
+        """The events that have come, or that come first within `timeout` seconds; none if there are none."""
+        if not self._waiting:
+            self._fetch(timeout)
+        taken = [*self._waiting]
+        self._waiting.clear()
+        return taken
+
+    def _fetch(self, timeout: float | None) -> bool:
+        if not self._closed:
+            self._waiting.extend(call(self._node.file_events(self._sandbox, self._id, timeout)))
+        return bool(self._waiting)
+
+    def close(self) -> None:
+        """Whoever waits for an event gets none. Calling it again is no error."""
+        self._closed = True
+        call(self._node.end_watch(self._sandbox, self._id))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 class Sandbox:
@@ -283,10 +231,11 @@ class Sandbox:
 
     def __init__(self, node: Node, info: SandboxInfo) -> None:
         self.id = info.id
-        self.capabilities = frozenset({"pty"})
+        self.capabilities = frozenset(info.capabilities)
         """What this sandbox can do beyond what every one can."""
         self.commands = Commands(node, info.id)
         self.files = Files(node, info.id)
+        self.pty = Ptys(node, info.id)
         self._node = node
 
     @classmethod
@@ -298,16 +247,22 @@ class Sandbox:
         profile: str | Profile = "basic",
         tier: str = "namespace",
         network: str | NetworkPolicy | None = None,
+        access: AccessPolicy | None = None,
         env: Mapping[str, str] | None = None,
         cwd: str = "/workspace",
         user: str | int = "root",
         ttl: float | None = 3600,
         metadata: Mapping[str, str] | None = None,
+        audit: Audit | None = None,
         **options: Any,
     ) -> Self:
         """Makes a sandbox.
 
         `layers`: keys of layers (digests, names, "python:3.11"), highest first. `profile`: a name or a Profile.
+        `network`: None for none at all, "pypi" for the package index, or a NetworkPolicy. `access`: what of its
+        files and programs commands may use. `env`, `cwd` and `user` hold
+        for every command that does not say otherwise. `ttl`: seconds of life. `audit`: what is to be written down.
+        `tier`: "namespace", or "fake" for tests of your own code: it isolates nothing.
         `network`: None for none at all, "pypi" for the package index, or a NetworkPolicy. `env`, `cwd` and `user` hold
         for every command that does not say otherwise. `ttl`: seconds of life.
         InvalidRequest names the field that is wrong; CapacityError when there is no room; SetupFailed.
@@ -320,11 +275,13 @@ class Sandbox:
             profile=profile_of(profile),
             tier=tier,
             network=network,
+            access=access,
             env=plain_env(env),
             cwd=cwd,
             user=user,
             ttl=ttl,
             metadata=dict(metadata or {}),
+            audit=audit_of(audit),
         )
         node = engine().node
         return cls(node, call(node.create(request), undo=lambda info: node.kill(info.id)))
@@ -355,12 +312,52 @@ class Sandbox:
         def __getattr__(self, name: str) -> NoReturn:
             raise missing("Sandbox", name)
 
+    def shell(
+        self, *, env: Mapping[str, str] | None = None, cwd: str | None = None, user: str | int | None = None
+    ) -> Shell:
+        """A session: a bash that stays, with its directory, variables, functions, options and jobs."""
+        request = ShellRequest(env=plain_env(env), cwd=cwd, user=user)
+        id, pid = call(
+            self._node.open_shell(self.id, request), undo=lambda opened: self._node.close_shell(self.id, opened[0])
+        )
+        return Shell(self._node, self.id, id, pid)
+
     def info(self) -> SandboxInfo:
         return call(self._node.info(self.id))
 
-    def changes(self) -> Changes:
-        """What differs from its layers, sorted by path."""
-        return call(self._node.changes(self.id))
+    def set_access(self, policy: AccessPolicy) -> None:
+        """Tightens what commands may use of files and programs; those that run, as far as docs/guide/access.md says.
+
+        InvalidRequest names the field by which something would be allowed that is not now."""
+        call(self._node.set_access(self.id, policy))
+
+    def changes(self, since: Mark | None = None) -> Changes:
+        """What differs from its layers, or from what was at a mark, sorted by path."""
+        return call(self._node.changes(self.id, self._mark_id(since)))
+
+    def mark(self) -> Mark:
+        """This moment, for `changes` and `diff` since then. The last four of a sandbox are kept.
+
+        Takes as long as `changes`, and of the node's memory 500 bytes for each changed path and up to 8 MiB of the
+        contents of small files."""
+        return Mark(self.id, call(self._node.mark(self.id)))
+
+    def _mark_id(self, since: Mark | None) -> int | None:
+        if since is not None and (not isinstance(since, Mark) or since.sandbox != self.id):
+            raise InvalidRequest("since", f"takes a mark of this sandbox, not {since!r}")
+        return None if since is None else since.id
+
+    def diff(self, since: Mark | None = None, path: str = "/", *, limit: int | str = "16MiB") -> str:
+        """A unified diff of what is below `path`, as git writes it, with names relative to it.
+
+        Binary files, and those larger than 1 MiB, have one line that says so. LimitExceeded past `limit` bytes."""
+        return call(self._node.diff(self.id, self._mark_id(since), path, parse_size(limit, "limit")))
+
+    def audit(self, since: float = 0.0) -> AuditRecords:
+        """What was written down after this time (of the last record that is known), oldest first, while it lives.
+
+        A record of kind "dropped" stands where some are missing: a sandbox may do more than can be kept."""
+        return call(self._node.audit(self.id, since))
 
     def kill(self) -> None:
         """Ends all of it. Calling it again is no error; any other call then raises SandboxGone."""

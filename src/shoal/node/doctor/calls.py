@@ -110,6 +110,12 @@ def open_tree(path: str) -> int:
     return syscall(f"open_tree {path}", OPEN_TREE, AT_FDCWD, path.encode(), OPEN_TREE_CLONE | os.O_CLOEXEC)
 
 
+def copy_tree(tree: int) -> int:
+    """A copy of a detached mount."""
+    flags = OPEN_TREE_CLONE | os.O_CLOEXEC | AT_EMPTY_PATH
+    return syscall("open_tree of a detached mount", OPEN_TREE, tree, b"", flags)
+
+
 def move_mount(tree: int, target: str) -> None:
     arguments = (tree, b"", AT_FDCWD, target.encode(), MOVE_MOUNT_F_EMPTY_PATH)
     syscall("move_mount", MOVE_MOUNT, *arguments)

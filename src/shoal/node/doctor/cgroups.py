@@ -12,6 +12,8 @@ from pathlib import Path
 from shoal.node.doctor import calls, namespaces
 from shoal.node.doctor.finding import Probe, Scene, Shortfall
 from shoal.node.facts import unescape
+from shoal.sandbox.cgroup import find_hierarchies
+from shoal.sandbox.delegation import take_place
 
 UNIFIED = ""
 """The v2 tree's name among v1 controllers, as in /proc/self/cgroup."""
@@ -90,19 +92,19 @@ def limit(controller: str) -> str:
             problems.append(shortfall.detail)
         except OSError as error:
             problems.append(f"{parent}: {error.strerror}")
-    raise Shortfall("; ".join(problems) or f"no tree has the {controller} controller")
+    raise Shortfall("; ".join(problems) or f"no tree has the {controller} controller in a place that is ours")
 
 
 def _places(controller: str) -> list[tuple[Path, bool]]:
-    """Where a group may be made (in the caller's own, else at the top), and whether it is in the v2 tree."""
+    """Where a group may be made, and whether it is in the v2 tree: there where a node would make its own, whose
+    processes are moved out of the way as a node does it; in v1 trees in the caller's own group, else at the top."""
+    mounts = Path("/proc/self/mountinfo").read_text()
+    found = take_place(find_hierarchies(mounts, Path("/proc/self/cgroup").read_text()))
     places = []
-    for tree in (UNIFIED, controller):
-        if (mine := own(tree)) is None:
-            continue
-        top = Path(_hierarchies(Path("/proc/self/mountinfo").read_text())[tree][1])
-        if tree == UNIFIED and controller not in (top / "cgroup.controllers").read_text().split():
-            continue
-        places += [(place, tree == UNIFIED) for place in dict.fromkeys((mine, top))]
+    if found.unified is not None and controller in found.v2_controllers:
+        places.append((found.unified, True))
+    if (mine := own(controller)) is not None:
+        places += [(place, False) for place in dict.fromkeys((mine, Path(_hierarchies(mounts)[controller][1])))]
     return places
 
 
@@ -210,7 +212,14 @@ def _probe(controller: str, run: Callable[[Scene], str], field: str, what: str) 
 PROBES = (
     _probe("memory", memory, "memory", "how much memory a sandbox takes from its neighbours and the host"),
     _probe("cpu", cpu, "cpu", "how much CPU time a sandbox takes"),
-    _probe("pids", pids, "processes", "how many processes a fork bomb makes"),
+    Probe(
+        id="cgroup.pids",
+        title="pids limit",
+        run=pids,
+        why="Without it the kernel counts a sandbox's processes by its user (RLIMIT_NPROC): the limit holds, but no "
+        "result says that it was hit.",
+        fix=CGROUP_FIX,
+    ),
     Probe(
         id="cgroup.kill",
         title="cgroup.kill",

@@ -90,6 +90,16 @@ def overlay_by_descriptor(_: Scene) -> str:
     return _written_over(calls.fsmount(context)) + ", all of it detached"
 
 
+def detached_copy(_: Scene) -> str:
+    namespaces.enter(calls.NEWNS)
+    folder = tmpfs()
+    put(folder, "file", b"shoal")
+    copy = calls.copy_tree(folder)
+    if content(copy, "file") != b"shoal":
+        raise Shortfall("a copy of a detached mount is empty")
+    return "a detached mount can be copied"
+
+
 def _written_over(root: int) -> str:
     """Reads through to the lower layer, deletes there, and writes."""
     if os.fstatvfs(root).f_flag & os.ST_RDONLY:
@@ -191,6 +201,14 @@ PROBES = (
         missing="fail",
         why="Hundreds of layers fit in one root, and none of them has to be mounted where anyone can see it.",
         fix=OVERLAY_FIX,
+    ),
+    Probe(
+        id="kernel.detached_copies",
+        title="copies of detached mounts",
+        run=detached_copy,
+        missing="fail",
+        why="Every sandbox gets copies of its layers, mapped to its own ids; no layer is mounted where it shows.",
+        fix="Use Linux 6.15 or newer.",
     ),
     Probe(
         id="kernel.overlayfs_unprivileged",

@@ -16,6 +16,7 @@ from dataclasses import asdict
 from typing import NoReturn
 
 from shoal.node.doctor import (
+    audit,
     calls,
     cgroups,
     erofs,
@@ -41,6 +42,7 @@ PROBES: tuple[Probe, ...] = (
     *storage.PROBES,
     *host.PROBES,
     *limits.PROBES,
+    *audit.PROBES,
 )
 
 

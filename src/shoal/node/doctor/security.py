@@ -11,6 +11,7 @@ from pathlib import Path
 
 from shoal.node.doctor import calls
 from shoal.node.doctor.finding import Probe, Scene, Shortfall
+from shoal.sandbox import apparmor as profile
 
 GETPPID = {"x86_64": 110, "aarch64": 173}
 """The call that the trial filter refuses; nothing here needs it."""
@@ -72,19 +73,28 @@ def landlock(_: Scene) -> str:
     raise Shortfall(f"ABI {version}, but a process that gave up writing still can")
 
 
+OTHERS = (
+    "other walls stand in: namespaces, ids that are nobody's, no capabilities outside, the allow-list of system calls, "
+    "and Landlock for access policies"
+)
+
+
 def apparmor(_: Scene) -> str:
     switch = Path("/sys/module/apparmor/parameters/enabled")
     if not switch.exists() or switch.read_text().strip() != "Y":
-        raise Shortfall("not in this kernel, or turned off")
-    return f"on; this process runs as {Path('/proc/self/attr/current').read_text().strip()}"
+        raise Shortfall(f"not in this kernel, or turned off; {OTHERS}")
+    if profile.is_loaded():
+        return f"on; sandboxes run under the profile {profile.NAME}"
+    fix = f"sudo apparmor_parser -r -W {profile.profile_file()}, then start the node again."
+    raise Shortfall(f"on, but the profile {profile.NAME} is not loaded or not to be seen; {OTHERS}", "warn", fix)
 
 
 def selinux(_: Scene) -> str:
     switch = Path("/sys/fs/selinux/enforce")
     if not switch.exists():
-        raise Shortfall("not in this kernel, or turned off")
+        raise Shortfall(f"not in this kernel, or turned off; {OTHERS}")
     if switch.read_text().strip() == "1":
-        return "enforcing"
+        return "enforcing; sandboxes run in the domain of their node, Shoal brings no policy of its own"
     raise Shortfall("permissive: it reports and refuses nothing", fix="sudo setenforce 1")
 
 
@@ -110,8 +120,9 @@ PROBES = (
         id="security.landlock",
         title="Landlock",
         run=landlock,
-        why="Restricts files and programs within a sandbox by path, and stands in where AppArmor and "
-        "SELinux are absent.",
+        why="Under an access policy it refuses to execute what lies in library folders, and keeps commands from "
+        "looking into processes that are older than the policy. The rest of a policy is mounts and holds without it. "
+        "It stands in where AppArmor and SELinux are absent.",
         fix="Use Linux 5.13 or newer and put landlock into the kernel parameter lsm=.",
     ),
     Probe(
@@ -120,7 +131,8 @@ PROBES = (
         run=apparmor,
         missing="absent",
         why="A second wall around the node and its sandboxes.",
-        fix=f"{STAND_IN}sudo apt-get install apparmor, with apparmor=1 security=apparmor on the kernel command line.",
+        fix=f"{STAND_IN}sudo apt-get install apparmor, with apparmor=1 security=apparmor on the kernel command line; "
+        f"then load the profile {profile.NAME} that comes with Shoal.",
     ),
     Probe(
         id="security.selinux",

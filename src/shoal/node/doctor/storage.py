@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
 import os
@@ -9,9 +10,11 @@ import struct
 import time
 from pathlib import Path
 
+from shoal.errors import ShoalError
 from shoal.node import facts
 from shoal.node.doctor import calls
 from shoal.node.doctor.finding import Probe, Scene, Shortfall
+from shoal.sandbox import disk
 from shoal.types import GiB, MiB
 
 FICLONE = 0x40049409
@@ -120,7 +123,21 @@ def quota(scene: Scene) -> str:
     return f"project quota on {kind}"
 
 
-BTRFS_FIX = "Nothing needs doing for memory uppers; for disk uppers: sudo btrfs quota enable on the data folder."
+def uppers(scene: Scene) -> str:
+    half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2 / GiB
+    if (lacking := disk.missing()) is not None:
+        raise Shortfall(f"needs {lacking}; upper='auto' gives memory, {half:.1f} GiB at most")
+    try:
+        asyncio.run(disk.make_upper(scene.folder, 16 * MiB, 100)).close()
+    except ShoalError as error:
+        raise Shortfall(str(error)) from None
+    left = disk.free(scene.folder) / GiB
+    return f"ext4 in a file; upper='auto' takes it for a disk above {2 * half:.1f} GiB ({left:.1f} GiB are free)"
+
+
+BTRFS_FIX = (
+    "Nothing needs doing: writable layers on disk are file systems of their own size. For other uses: btrfs quota."
+)
 
 PROBES = (
     Probe(
@@ -168,13 +185,19 @@ PROBES = (
         fix="sudo mount -t tmpfs -o size=50% tmpfs /dev/shm; in a container: --shm-size=8g.",
     ),
     Probe(
+        id="storage.uppers",
+        title="writable layers on disk",
+        run=uppers,
+        missing="absent",
+        why="A profile whose `disk` is more than memory can give then gets it all the same.",
+        fix="Run the node as root on a kernel with loop devices and ext4, with e2fsprogs installed.",
+    ),
+    Probe(
         id="storage.quota",
         title="disk quota",
         run=quota,
         missing="absent",
-        why="Writable layers on disk are then limited by the kernel; those in memory always are.",
-        fix="Nothing needs doing for memory uppers. For disk uppers: XFS mounted with -o prjquota, ext4 "
-        "made with "
-        "mkfs.ext4 -O project,quota and mounted with -o prjquota, or btrfs.",
+        why="Not used: writable layers on disk are file systems of the profile's size, whatever they lie on.",
+        fix="Nothing needs doing.",
     ),
 )
