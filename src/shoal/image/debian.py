@@ -27,7 +27,7 @@ from shoal.image.manifest import Meta
 from shoal.image.store import Store
 from shoal.types import GiB, Layer, NetworkPolicy
 
-_REVISION: Final = 2
+_REVISION: Final = 3
 _WORK: Final = "/opt/shoal-build"
 _ROOM: Final = (3 * GiB, 200_000)
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -38,10 +38,13 @@ _PACKAGE: Final = re.compile(r"[a-z0-9][a-z0-9+.-]*(=[A-Za-z0-9.+:~-]+)?")
 
 # What tells when and where it was made, and would make every build another layer; and what the skeleton brings.
 _LEFT_OVER: Final = (
-    "dev", "etc/hostname", "etc/machine-id", "etc/resolv.conf", "proc", "run", "sys", "tmp", "var/lib/apt/lists",
-    "var/cache/ldconfig/aux-cache", "var/lib/dbus/machine-id", "var/log/alternatives.log", "var/log/apt",
-    "var/log/bootstrap.log", "var/log/dpkg.log",
+    "dev", "etc/hostname", "etc/machine-id", "etc/resolv.conf", "proc", "run", "sys", "tmp",
+    "var/cache/ldconfig/aux-cache", "var/lib/dbus/machine-id", "var/log/alternatives.log", "var/log/bootstrap.log",
+    "var/log/dpkg.log",
 )  # fmt: skip
+
+_EMPTIED: Final = ("var/lib/apt/lists", "var/log/apt")
+"""Folders of packages, which stay without their files."""
 
 REFERENCE_PACKAGES: Final = (
     "bash", "build-essential", "bzip2", "ca-certificates", "cmake", "curl", "diffutils", "file", "gdb", "git", "jq",
@@ -161,12 +164,25 @@ def _freeze(store: Store, upper: int, inputs: str) -> Layer:
 
 
 def _clean(root: Path) -> None:
-    """In our copy, which nobody else can change; and still no link of it is followed."""
+    """In our own copy, which nobody else can change; and still no link in it is followed."""
     for name in _LEFT_OVER:
-        place = root / name
-        if any(parent.is_symlink() for parent in place.parents if parent != root and root in parent.parents):
-            continue
-        if place.is_symlink() or place.is_file():
-            place.unlink()
-        elif place.is_dir():
+        place = _place(root, name)
+        if place is not None and place.is_dir() and not place.is_symlink():
             shutil.rmtree(place)
+        elif place is not None:
+            place.unlink(missing_ok=True)
+    for name in _EMPTIED:
+        if (folder := _place(root, name)) is not None and not folder.is_symlink():
+            for below, _, files in os.walk(folder):
+                for file in files:
+                    Path(below, file).unlink()
+
+
+def _place(root: Path, name: str) -> Path | None:
+    """None if a link is on the way."""
+    place = root
+    for part in name.split("/"):
+        if place.is_symlink():
+            return None
+        place = place / part
+    return place
