@@ -1,4 +1,4 @@
-"""Image archives: layouts and what `docker save` writes; damage, lies about digests and ways out of them are refused."""
+"""Image archives: layouts and what `docker save` writes. Damage, wrong digests and ways out of them are refused."""
 
 from __future__ import annotations
 
