@@ -127,7 +127,7 @@ class Image(Struct, frozen=True):
     layers: tuple[Layer, ...]
     env: dict[str, str] = field(default_factory=dict)
     cwd: str | None = None
-    """Where it wants commands to start; used where a sandbox is made with `cwd=None`."""
+    """Where it would have its commands start, and as whom (`user`). Kept; a sandbox has those it is made with."""
     user: str | None = None
 
 

@@ -6,10 +6,12 @@ import asyncio
 import functools
 import posixpath
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from typing import TypeVar
 
 from shoal.errors import FileExists, InvalidRequest, LimitExceeded, NotFound, PermissionDenied, SandboxGone
+from shoal.node import dialects
 from shoal.node.accounts import ROOT, Account, find_account
 from shoal.node.commands import Command, check
 from shoal.node.files import Files
@@ -17,12 +19,15 @@ from shoal.node.interface import CommandRequest, CreateRequest, ShellRequest
 from shoal.node.marks import Marks
 from shoal.node.networks import SandboxNetwork
 from shoal.node.register import Register
-from shoal.node.shells import Shell, open_shell, shell_argv
+from shoal.node.shells import Shell, open_shell
 from shoal.node.watch import Watch
 from shoal.sandbox.channel import Exit, Flag, Request
 from shoal.sandbox.interface import Box
 from shoal.sandbox.values import encode_list
 from shoal.types import Layer, Result, SandboxInfo
+
+R = TypeVar("R")
+T = TypeVar("T")
 
 _TERM = {"TERM": "xterm-256color"}
 _ENDED_SHELLS = 1024
@@ -86,21 +91,14 @@ class Sandbox:
 
     async def run(self, request: CommandRequest) -> Result:
         """Starts a command and waits for its end. If the caller gives up, all it started is killed."""
-        try:
-            return await self._run(request)
-        except NotFound:
-            if not isinstance(request.cmd, str) or not await self._turns_to_sh():
-                raise
+        if isinstance(request.cmd, str):
+            return await self._by_shell(self._run, request)
         return await self._run(request)
 
     async def start_in_background(self, request: CommandRequest) -> Command:
         """Returns when it has become the program. If the caller gives up before, all it started is killed."""
-        try:
-            command = await self._start(request)
-        except NotFound:
-            if not isinstance(request.cmd, str) or not await self._turns_to_sh():
-                raise
-            command = await self._start(request)
+        by_shell = isinstance(request.cmd, str)
+        command = await (self._by_shell(self._start, request) if by_shell else self._start(request))
         self.commands.add(command)
         return command
 
@@ -121,6 +119,15 @@ class Sandbox:
             command.process.kill(9, tree=True)
             raise
 
+    async def _by_shell(self, step: Callable[[R], Awaitable[T]], request: R) -> T:
+        """A step that starts the shell: once more where there is no bash, with sh."""
+        try:
+            return await step(request)
+        except NotFound:
+            if not await self._turns_to_sh():
+                raise
+        return await step(request)
+
     async def _turns_to_sh(self) -> bool:
         """Once, where there is no bash."""
         if self._shell == "/bin/sh" or await self.files(ROOT).exists(self._shell):
@@ -130,12 +137,7 @@ class Sandbox:
 
     async def open_shell(self, request: ShellRequest) -> tuple[int, int]:
         """(id, pid of the shell)."""
-        try:
-            shell = await self._open_shell(request)
-        except NotFound:
-            if not await self._turns_to_sh():
-                raise
-            shell = await self._open_shell(request)
+        shell = await self._by_shell(self._open_shell, request)
         self._shells[shell.id] = shell
         self._forget_shells()
         return shell.id, shell.pid
@@ -150,7 +152,7 @@ class Sandbox:
         startup = {**self._environment, **request.env}.get("BASH_ENV", "")
         # What bash reads at its start would run with the session's socket as its stdin; it is read as a first command.
         env = {**request.env, **({"BASH_ENV": ""} if startup else {})}
-        command = CommandRequest(cmd=shell_argv(self._shell), env=env, cwd=request.cwd, user=request.user)
+        command = CommandRequest(cmd=dialects.argv(self._shell), env=env, cwd=request.cwd, user=request.user)
         check(command)
         account = await self.account(self._request.user if request.user is None else request.user)
         wire = self._wire(command, account, streamed=True)

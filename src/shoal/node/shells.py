@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import shlex
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -19,14 +20,12 @@ from typing import Final
 
 from shoal.errors import InvalidRequest, SandboxGone, SessionClosed, ShoalError
 from shoal.node.commands import VERDICTS, Kept, check
-from shoal.node.dialects import INTERRUPT, Bash, Dialect, End, State, argv, dialect, greeting, parse_end
+from shoal.node.dialects import INTERRUPT, Bash, Dialect, End, State, dialect, greeting, parse_end
 from shoal.node.interface import CommandRequest, Output, ShellCommand, ShellEnd
 from shoal.node.retained import Retained
 from shoal.sandbox.channel import Exit, Process, Report, Request
 from shoal.sandbox.interface import Box
 from shoal.types import Limit, Result, Unclaimed
-
-__all__ = ["Shell", "open_shell", "shell_argv"]
 
 _GREETING_SECONDS: Final = 30.0
 _BEGIN_SECONDS: Final = 60.0
@@ -36,8 +35,6 @@ _LEAVE_SECONDS: Final = 2.0
 _LEAVE_AGAIN: Final = 0.1
 _UNCLAIMED: Final = 64 << 10
 _SAID: Final = 1024
-
-shell_argv = argv
 
 
 class Running:
@@ -205,7 +202,7 @@ class Shell:
             raise self._closed_error()
         self._dialect = dialect(version)
         if startup:
-            await self.run(ShellCommand(cmd=f'BASH_ENV={_quoted(startup)};. "$BASH_ENV"'))
+            await self.run(ShellCommand(cmd=f'BASH_ENV={shlex.quote(startup)};. "$BASH_ENV"'))
         self.take_unclaimed()
 
     async def run(self, request: ShellCommand) -> ShellEnd:
@@ -357,7 +354,3 @@ def _check(request: ShellCommand) -> None:
 def _loop_time(moment: float) -> float:
     """A time of `time.monotonic` as the running loop counts it."""
     return asyncio.get_running_loop().time() + moment - time.monotonic()
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"

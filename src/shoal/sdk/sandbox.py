@@ -263,12 +263,10 @@ class AsyncSandbox:
         """Makes a sandbox.
 
         `layers`: keys of layers (digests, names, "python:3.11"), highest first. `profile`: a name or a Profile.
-        `network`: None for none at all, "pypi" for the package index, or a NetworkPolicy. `access`: what of its
-        files and programs commands may use. `env`, `cwd` and `user` hold
-        for every command that does not say otherwise. `ttl`: seconds of life. `audit`: what is to be written down.
-        `tier`: "namespace", or "fake" for tests of your own code: it isolates nothing.
-        `network`: None for none at all, "pypi" for the package index, or a NetworkPolicy. `env`, `cwd` and `user` hold
-        for every command that does not say otherwise. `ttl`: seconds of life.
+        `tier`: "namespace", or "fake" for tests of your own code: it isolates nothing. `network`: None for none at all,
+        "pypi" for the package index, or a NetworkPolicy. `access`: what of its files and programs commands may use.
+        `env`, `cwd` and `user` hold for every command that does not say otherwise. `ttl`: seconds of life. `audit`:
+        what is to be written down.
         InvalidRequest names the field that is wrong; CapacityError when there is no room; SetupFailed.
         """
         refuse_later(options)
