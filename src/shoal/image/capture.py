@@ -20,7 +20,6 @@ from shoal.image import tree
 from shoal.image.tree import Entry, Limits, Size
 
 _CHUNK = 1 << 24
-_WHITEOUT = os.makedev(0, 0)
 
 
 def capture(upper: int, prefix: bytes, target: Path, limits: Limits | None = None) -> Size:
@@ -92,8 +91,8 @@ class _Copy:
             case stat.S_IFIFO:
                 os.mkfifo(entry.path, 0o600, dir_fd=self._root)
                 self._finish(entry.path, entry.stat)
-            case stat.S_IFCHR if entry.stat.st_rdev == _WHITEOUT:
-                os.mknod(entry.path, stat.S_IFCHR, _WHITEOUT, dir_fd=self._root)
+            case stat.S_IFCHR if tree.is_whiteout(entry.stat):
+                os.mknod(entry.path, stat.S_IFCHR, tree.WHITEOUT, dir_fd=self._root)
                 self._finish(entry.path, entry.stat)
             case stat.S_IFCHR | stat.S_IFBLK:
                 raise InvalidRequest("tree", f"a device cannot be part of a layer: {tree.show(entry.path)}")

@@ -149,11 +149,7 @@ def _explain(spec: DebianSpec, log: str, limit: str | None) -> str:
 
 def _freeze(store: Store, upper: int, inputs: str) -> Layer:
     prefix = f"{_WORK}/root".lstrip("/").encode()
-    source = tree.open_below(upper, prefix)
-    try:
-        size = tree.measure(source)
-    finally:
-        os.close(source)
+    size = tree.measure_below(upper, prefix)
     store.check_room(2 * size.bytes, size.entries + 100)
     with store.stage() as folder:
         root = folder / "root"

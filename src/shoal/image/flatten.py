@@ -12,7 +12,6 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final
 
 from shoal.errors import InvalidRequest
 from shoal.image import capture, erofs, tree
@@ -20,9 +19,6 @@ from shoal.image.manifest import Meta
 from shoal.image.store import Store
 from shoal.image.tree import Entry, Limits, Size
 from shoal.types import Layer
-
-_OPAQUE: Final = "user.overlay.opaque"
-_WHITEOUT: Final = os.makedev(0, 0)
 
 
 def flatten(store: Store, layers: Sequence[Layer], *, bottom: bool, meta: Meta | None = None) -> Layer:
@@ -43,9 +39,9 @@ def merge(roots: Sequence[int], target: Path, *, bottom: bool, limits: Limits | 
     """Writes what the open folders `roots`, highest first, show together to `target`, which must not exist yet."""
     opaque: list[bytes] = []
     entries = _merged(list(roots), b"", bottom, opaque)
-    size = capture.write(entries, roots[0], target, limits, drop=[_OPAQUE])
+    size = capture.write(entries, roots[0], target, limits, drop=[tree.OPAQUE])
     for path in opaque:
-        os.setxattr(os.fsencode(target) + b"/" + path, _OPAQUE, b"y")
+        os.setxattr(os.fsencode(target) + b"/" + path, tree.OPAQUE, b"y")
     return size
 
 
@@ -74,7 +70,7 @@ def _merged(folders: list[int], path: bytes, bottom: bool, opaque: list[bytes]) 
     for name in names:
         below = path + b"/" + name if path else name
         found, closed = _visible(folders, name, below)
-        if not (bottom and _is_whiteout(found[0].stat)):
+        if not (bottom and tree.is_whiteout(found[0].stat)):
             yield found[0]
         if found[0].kind == stat.S_IFDIR:
             if closed and not bottom:
@@ -96,17 +92,6 @@ def _visible(folders: list[int], name: bytes, path: bytes) -> tuple[list[Entry],
             return found or [entry], True
         found.append(entry)
         with tree.opened(entry) as inner:
-            if _is_opaque(inner):
+            if tree.is_opaque(inner):
                 return found, True
     return found, False
-
-
-def _is_whiteout(found: os.stat_result) -> bool:
-    return stat.S_ISCHR(found.st_mode) and found.st_rdev == _WHITEOUT
-
-
-def _is_opaque(folder: int) -> bool:
-    try:
-        return os.getxattr(folder, _OPAQUE) == b"y"
-    except OSError:
-        return False

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from shoal.image import lock
 from shoal.image.catalog import Catalog
 from shoal.image.store import Store
 
@@ -89,7 +88,7 @@ def collect(store: Store, policy: Policy, *, dry_run: bool = False) -> Removal:
     """Removes what the policy lets go and nobody holds. `dry_run`: only says what would be chosen."""
     items = look(store)
     chosen = choose(items, policy, time.time())
-    removed = chosen if dry_run else [item for item in chosen if _remove(store, item)]
+    removed = chosen if dry_run else [item for item in chosen if store.discard(item.digest)]
     gone = {item.digest for item in removed}
     if not dry_run:
         store.forget(gone)
@@ -117,19 +116,6 @@ def look(store: Store) -> list[Item]:
             )
             found.append(item)
     return found
-
-
-def _remove(store: Store, item: Item) -> bool:
-    """False if it is held, or somebody else has just removed it."""
-    folder = store.folder(item.digest)
-    if (descriptor := lock.hold_folder(folder)) is None:
-        return False
-    try:
-        with store.stage() as stage:
-            folder.rename(stage / "removed")
-    finally:
-        os.close(descriptor)
-    return True
 
 
 def size_on_disk(folder: Path) -> int:

@@ -59,10 +59,7 @@ def _ca_variables(curated: Layer, environ: Mapping[str, str]) -> dict[str, str]:
 
 def _curated(store: Store, environ: Mapping[str, str]) -> Layer:
     inputs = _fingerprint(environ)
-    if (found := store.find(inputs)) is not None:
-        return found
-    with store.locked(inputs):
-        return store.find(inputs) or _build(store, environ, inputs)
+    return store.find_or_build(inputs, lambda: _build(store, environ, inputs))
 
 
 def _build(store: Store, environ: Mapping[str, str], inputs: str) -> Layer:

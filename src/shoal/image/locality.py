@@ -49,10 +49,7 @@ def publish_locality(store: Store, environ: Mapping[str, str]) -> Layer:
     certificates, variables = _certificates(environ)
     facts = (_REVISION, NAMES, sorted(certificates.items()), os.geteuid() == 0)
     inputs = hashlib.sha256(b"locality" + msgspec.json.encode(facts, order="deterministic")).hexdigest()
-    if (found := store.find(inputs)) is not None:
-        return msgspec.structs.replace(found, env=variables)
-    with store.locked(inputs):
-        layer = store.find(inputs) or _build(store, certificates, inputs)
+    layer = store.find_or_build(inputs, lambda: _build(store, certificates, inputs))
     return msgspec.structs.replace(layer, env=variables)
 
 

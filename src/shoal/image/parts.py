@@ -59,11 +59,7 @@ def publish_whole(store: Store, upper: int, meta: Meta, inputs: str) -> Layer:
 
 
 def _check_room(store: Store, upper: int) -> None:
-    source = tree.open_below(upper, _PREFIX.encode())
-    try:
-        size = tree.measure(source)
-    finally:
-        os.close(source)
+    size = tree.measure_below(upper, _PREFIX.encode())
     store.check_room(2 * size.bytes, 2 * size.entries + 100)
 
 

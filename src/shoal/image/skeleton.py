@@ -51,13 +51,15 @@ def write(root: Path) -> None:
 def publish_skeleton(store: Store) -> Layer:
     """The layer that goes below images made elsewhere; made once."""
     inputs = hashlib.sha256(f"skeleton {_REVISION} {os.geteuid() == 0}".encode()).hexdigest()
-    if (found := store.find(inputs)) is not None:
-        return found
-    with store.locked(inputs), store.stage() as folder:
+    return store.find_or_build(inputs, lambda: _build(store, inputs))
+
+
+def _build(store: Store, inputs: str) -> Layer:
+    with store.stage() as folder:
         root = folder / "root"
         root.mkdir(0o755)
         write(root)
-        return store.find(inputs) or store.publish_directory(root, meta=Meta(), inputs=inputs)
+        return store.publish_directory(root, meta=Meta(), inputs=inputs)
 
 
 def _make_devices(folder: Path) -> None:

@@ -160,6 +160,13 @@ class Store:
         async with lock.locked_async(self._locks / _check_fingerprint(inputs)):
             yield
 
+    def find_or_build(self, inputs: str, build: Callable[[], Layer]) -> Layer:
+        """The same as `build_once`, for what is made without a sandbox and may block."""
+        if (found := self.find(inputs)) is not None:
+            return found
+        with self.locked(inputs):
+            return self.find(inputs) or build()
+
     async def build_once(self, inputs: str, build: Callable[[], Awaitable[Layer]]) -> Layer:
         """The layer of these inputs: found, or built by exactly one of all who ask at the same time."""
         if (found := self.find(inputs)) is not None:
@@ -189,16 +196,10 @@ class Store:
 
     def remove(self, key: str) -> None:
         """Delete a layer, its names and what found it. InvalidRequest while a process holds it."""
-        digest = self._resolve(key)
-        descriptor = lock.hold_folder(self._layers / digest)
-        if descriptor is None:
-            raise InvalidRequest("layer", f"sha256:{digest[:12]} is in use by a node; end its sandboxes first")
-        try:
-            with self.stage() as folder:
-                (self._layers / digest).rename(folder / "removed")
-        finally:
-            os.close(descriptor)
-        self.forget({f"sha256:{digest}"})
+        digest = f"sha256:{self._resolve(key)}"
+        if not self.discard(digest):
+            raise InvalidRequest("layer", f"{digest[:19]} is in use by a node; end its sandboxes first")
+        self.forget({digest})
 
     # For those that look after the store
 
@@ -209,6 +210,18 @@ class Store:
     def folder(self, digest: str) -> Path:
         """Where a layer lies, whether it is here or not."""
         return self._layers / digest.removeprefix("sha256:")
+
+    def discard(self, digest: str) -> bool:
+        """Delete a layer's files; `forget` is for what leads to it. False if it is held, or gone already."""
+        folder = self.folder(digest)
+        if (descriptor := lock.hold_folder(folder)) is None:
+            return False
+        try:
+            with self.stage() as stage:
+                folder.rename(stage / "removed")
+        finally:
+            os.close(descriptor)
+        return True
 
     def forget(self, digests: Collection[str]) -> None:
         """Remove names and inputs that lead to layers which are gone."""

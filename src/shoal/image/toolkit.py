@@ -26,10 +26,7 @@ def publish_uv(store: Store) -> Layer:
     found = binary.stat()
     facts = f"toolkit uv 1 {binary} {found.st_size} {found.st_mtime_ns}"
     inputs = hashlib.sha256(facts.encode()).hexdigest()
-    if (layer := store.find(inputs)) is not None:
-        return layer
-    with store.locked(inputs):
-        return store.find(inputs) or _publish(store, binary, inputs)
+    return store.find_or_build(inputs, lambda: _publish(store, binary, inputs))
 
 
 def _publish(store: Store, binary: Path, inputs: str) -> Layer:

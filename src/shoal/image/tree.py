@@ -26,10 +26,13 @@ from shoal.errors import InvalidRequest, NotFound
 from shoal.types import GiB, MiB
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# O_NONBLOCK: a file swapped for a FIFO must not hold us up; what was opened is looked at again before it is
+# O_NONBLOCK: a file swapped for a FIFO, or leased, must not hold us up; what was opened is looked at again before it is
 # read.
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _CHUNK = 1 * MiB
+WHITEOUT = os.makedev(0, 0)
+OPAQUE = "user.overlay.opaque"
+"""How an overlay without privileges marks what hides the layers below it."""
 
 
 class Limits(Struct, frozen=True):
@@ -96,13 +99,26 @@ def open_below(root: int, prefix: bytes) -> int:
     return current
 
 
+def is_whiteout(found: os.stat_result) -> bool:
+    """Whether it says that the layers below have nothing of that name."""
+    return stat.S_ISCHR(found.st_mode) and found.st_rdev == WHITEOUT
+
+
+def is_opaque(folder: int) -> bool:
+    """Whether it hides the folders of that name in the layers below."""
+    try:
+        return os.getxattr(folder, OPAQUE) == b"y"
+    except (OSError, AttributeError):  # no such mark; or a system without such calls, which has no overlays either
+        return False
+
+
 @contextlib.contextmanager
 def opened(entry: Entry) -> Iterator[int]:
     """The file or folder behind an entry; PermissionError and the like come as they are.
 
     InvalidRequest if it was swapped for something else since it was looked at.
     """
-    flags = _DIRECTORY if entry.kind == stat.S_IFDIR else _FILE
+    flags = _DIRECTORY if entry.kind == stat.S_IFDIR else OPEN_FILE
     fd = os.open(entry.name, flags, dir_fd=entry.parent)
     try:
         if stat.S_IFMT(os.fstat(fd).st_mode) != entry.kind:
@@ -151,6 +167,15 @@ def measure(root: int, limits: Limits | None = None) -> Size:
         size += entry.apparent
         entries += 1
     return Size(size, entries)
+
+
+def measure_below(root: int, prefix: bytes) -> Size:
+    """The same of the folder `prefix` below `root`. NotFound if it is not there."""
+    folder = open_below(root, prefix)
+    try:
+        return measure(folder)
+    finally:
+        os.close(folder)
 
 
 def identify(root: int, limits: Limits | None = None) -> Identity:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -164,11 +163,7 @@ class _Repository:
 
 def _freeze(store: Store, upper: int, target: str, inputs: str) -> Layer:
     prefix = target.strip("/").encode()
-    source = tree.open_below(upper, prefix)
-    try:
-        size = tree.measure(source)
-    finally:
-        os.close(source)
+    size = tree.measure_below(upper, prefix)
     store.check_room(2 * size.bytes, size.entries + 100)
     with store.stage() as folder:
         root = folder / "root"

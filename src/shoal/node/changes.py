@@ -12,15 +12,14 @@ from contextlib import ExitStack, suppress
 from typing import Final, Literal, NamedTuple
 
 from shoal.errors import LimitExceeded
+from shoal.image import tree
 from shoal.types import Change
 
-_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 DEPTH_MAX: Final = 200
 """Each level takes frames of this interpreter and a descriptor of the node for every layer."""
 _PATHS_MAX: Final = 64 << 20
 """A million long names at the bottom of 200 long folders would be 50 GB of text."""
 Kind = Literal["added", "changed", "removed"]
-_OPAQUE: Final = "user.overlay.opaque"
 
 
 class Trees(NamedTuple):
@@ -105,7 +104,7 @@ def _kind_between(old: Kind | None, new: Kind | None) -> Kind:
 
 def open_directory(stack: ExitStack, name: str, parent: int) -> int:
     """Closed with `stack`. NotADirectoryError for a link, too."""
-    descriptor = os.open(name, _DIRECTORY, dir_fd=parent)
+    descriptor = tree.open_directory(name, parent)
     stack.callback(os.close, descriptor)
     return descriptor
 
@@ -123,7 +122,7 @@ def _walk(top: int, below: Sequence[int], path: str, depth: int) -> Iterator[See
 def _compare(top: int, below: Sequence[int], name: str, path: str, depth: int) -> Iterator[Seen]:
     info = os.stat(name, dir_fd=top, follow_symlinks=False)
     old = look_up(below, name)
-    if _is_whiteout(info):
+    if tree.is_whiteout(info):
         yield Seen(Stamped(Change(path, "removed", 0), 0), name, top, below, None, old)
         return
     if stat.S_ISDIR(info.st_mode):
@@ -151,7 +150,7 @@ def _compare_directory(
         yield Seen(Stamped(change, info.st_mode), name, top, below, info, old)
     with ExitStack() as stack:
         child = open_directory(stack, name, top)
-        if _is_opaque(child) and old is not None and stat.S_ISDIR(old.st_mode):
+        if tree.is_opaque(child) and old is not None and stat.S_ISDIR(old.st_mode):
             yield from _removed_below(top, below, name, path, set(os.listdir(child)))
         # Of an opaque directory too: a name that stands in both is a change and not an addition.
         visible = [] if old is None or not stat.S_ISDIR(old.st_mode) else descend(stack, below, name)
@@ -165,7 +164,7 @@ def look_up(below: Sequence[int], name: str) -> os.stat_result | None:
             info = os.stat(name, dir_fd=layer, follow_symlinks=False)
         except FileNotFoundError:
             continue
-        return None if _is_whiteout(info) else info
+        return None if tree.is_whiteout(info) else info
     return None
 
 
@@ -180,7 +179,7 @@ def descend(stack: ExitStack, below: Sequence[int], name: str) -> list[int]:
         except OSError:  # a file or a whiteout hides the rest
             break
         found.append(descriptor)
-        if _is_opaque(descriptor):
+        if tree.is_opaque(descriptor):
             break
     return found
 
@@ -197,14 +196,3 @@ def _removed_below(top: int, below: Sequence[int], name: str, path: str, kept: s
 def names_in(layers: Sequence[int]) -> set[str]:
     """Of all entries that the layers have in one directory, whiteouts too."""
     return {name for layer in layers for name in os.listdir(layer)}
-
-
-def _is_whiteout(info: os.stat_result) -> bool:
-    return stat.S_ISCHR(info.st_mode) and info.st_rdev == 0
-
-
-def _is_opaque(descriptor: int) -> bool:
-    try:
-        return os.getxattr(descriptor, _OPAQUE) == b"y"
-    except (OSError, AttributeError):  # no such mark; or a system without such calls, which has no overlays either
-        return False

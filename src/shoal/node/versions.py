@@ -12,13 +12,12 @@ from contextlib import ExitStack
 from typing import Final, NamedTuple
 
 from shoal.errors import LimitExceeded
+from shoal.image import tree
 from shoal.node.changes import DEPTH_MAX, Changes, Seen, Stamped, Trees, descend, look_up, names_in, walk_changes
 from shoal.types import MiB
 
 FILE_MAX: Final = 1 * MiB
 """Bytes of one file whose content is looked at."""
-_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-"""O_NONBLOCK: a file swapped for a FIFO, or leased, must not hold us up."""
 _ENTRIES_MAX: Final = 500_000
 
 
@@ -131,7 +130,7 @@ def _version(parent: int, name: str, info: os.stat_result, room: Room) -> Versio
 
 def _read(parent: int, name: str, size: int) -> bytes | None:
     """None if it is not, or not any more, a regular file of at most `size` bytes."""
-    descriptor = os.open(name, _FILE, dir_fd=parent)
+    descriptor = os.open(name, tree.OPEN_FILE, dir_fd=parent)
     with open(descriptor, "rb", buffering=0) as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return None
